@@ -14,9 +14,11 @@ import polars as pl
 import pyro.distributions as dist
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from pyro.infer.autoguide import AutoNormal
 from scipy import sparse, stats
 from sklearn.base import clone
+from sklearn.datasets import load_iris
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import mean_pinball_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -601,6 +603,24 @@ def test_classes_may_come_later():
 
 
 # --- chains ---
+
+
+def test_auto_chooses_the_sharpness_of_classes_and_keeps_it(tmp_path):
+    x, y = load_iris(return_X_y=True)
+    auto, chains = (
+        BayesianClassifier(inference=name, random_state=0).fit(x[::2], y[::2])
+        for name in ("auto", "chains")
+    )
+    sharpness = auto.posterior_.sharpness
+    assert sharpness != 1 == chains.posterior_.sharpness
+    draws = auto.posterior_predictive(x).sample_log_probs
+    plain = chains.posterior_predictive(x).sample_log_probs
+    assert_allclose(draws, (sharpness * plain).log_softmax(-1))
+    new = x[1::2], y[1::2]
+    assert auto.score_samples(*new).mean() > chains.score_samples(*new).mean()
+    auto.save(tmp_path)
+    again = BayesianClassifier.load(tmp_path)  # draws are saved in float32
+    assert_allclose(again.predict_proba(x), auto.predict_proba(x), atol=1e-5)
 
 
 def test_auto_takes_what_the_options_allow():

@@ -58,6 +58,7 @@ _FORM = {
     "parameters": dict[str, Any],
     "seed": int,
     "seen": float,  # weights of rows add up to any number
+    "sharpness": float,
     "features": int,
     "names": list[str] | None,
     "columns": ColumnEncoding | None,  # none in saves of before
@@ -96,7 +97,8 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             guide by `pyro_bbb.fit`: fast for any size, and too certain between and beyond the
             data. ``"auto"`` takes ``"wide"`` where it can, if all options of network, prior, guide
             and training are at their defaults; else chains on a CPU for up to 5,000 weights and
-            rows, if the options of training are; else a guide.
+            rows, if the options of training are, and chooses the sharpness of class probabilities
+            by rows left out; else a guide.
         seconds: limit of the chains' time; they stop earlier where they agree. A result that time
             ends is not a function of ``random_state``.
         guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or a function from a
@@ -402,13 +404,14 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         if name != cls.__name__:
             raise LoadError(f"expected a saved {cls.__name__}, got {name!r}")
         with loading(f"metadata[{_KEY!r}]"):
-            record = {"columns": None} | record  # saves of before do not have it
+            record = {"columns": None, "sharpness": 1.0} | record  # saves of before lack them
             require_form(record, _FORM | cls._form)
             new = cls(**record["parameters"])
             require_form(new.num_samples, int, "num_samples")
             new._restore(record)
         if isinstance(loaded, Loaded):
-            new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), record["seen"])
+            numbers = record["seen"], record["sharpness"]
+            new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), *numbers)
         else:
             size = len(new.columns_.is_number)
             new.posterior_ = WidePosterior.from_tensors(loaded.tensors, size, record["seen"])
@@ -433,6 +436,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             "parameters": parameters,
             "seed": self._seed,
             "seen": self.posterior_.num_seen,
+            "sharpness": self.posterior_.sharpness,
             "features": self.n_features_in_,
             "names": None if names is None else names.tolist(),
             "columns": asdict(self.columns_),

@@ -31,11 +31,11 @@ from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.threads import use_threads
 from pyro_bbb.guides import Guide
-from pyro_bbb.likelihoods import Gaussian, Likelihood, align
+from pyro_bbb.likelihoods import Categorical, Gaussian, Likelihood, align
 from pyro_bbb.mcmc import Chains, sample
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianMLP, Offset
-from pyro_bbb.prediction import Prediction, predict
+from pyro_bbb.prediction import ClassificationPrediction, Prediction, predict
 from pyro_bbb.priors import FanInNormal, Prior, from_guide
 from pyro_bbb.sklearn._choices import (
     ACTIVATIONS,
@@ -58,6 +58,8 @@ _CHAIN_STEPS = 1500  # default limit of the gradients of each chain
 _STEPS, _LEAST_EPOCHS = 4000, 5  # default limit of the steps of training, and its least epochs
 _WINDOW = 200  # steps over which the ELBO is averaged by default
 _SMALLEST, _LARGEST, _BATCHES = 64, 1024, 100  # default batch: rows / 100, in [64, 1024]
+_SHARPENED, _SHARPENING_DRAWS = 1000, 100  # rows and draws that choose the sharpness
+_SHARPNESSES = [2 ** (i / 6) for i in range(-6, 13)]  # from 1/2 to 4
 _NOISE_DRAWS = 100  # networks drawn for the noise of further rows
 _DECAY = 1.0  # epochs of the falling rate, for each epoch before
 _ONE_THREAD = 2**16  # weights up to which one processor thread is fastest
@@ -85,6 +87,7 @@ class FittedPosterior:
     guide: Any  # or Chains, whose record is empty
     history: History
     num_seen: float  # rows, or their weights, that it was learned from, over all calls
+    sharpness: float = 1.0  # factor of each draw's log-probabilities of classes
 
     @property
     def has_unit(self) -> bool:
@@ -102,7 +105,11 @@ class FittedPosterior:
             at = ((order + start) * self.guide.diverging.numel() / num_samples).long()
             draws = {name: values[at] for name, values in self.guide.items()}
             with _threads_for(self.model, n_jobs or torch.get_num_threads()):
-                return predict(self.model, draws, array, num_samples=num_samples)
+                prediction = predict(self.model, draws, array, num_samples=num_samples)
+            if not isinstance(prediction, ClassificationPrediction) or self.sharpness == 1:
+                return prediction
+            log_probs = (self.sharpness * prediction.sample_log_probs).log_softmax(-1)
+            return replace(prediction, sample_log_probs=log_probs)
         options: Any = {"num_samples": num_samples, "seed": seed, "estimator": "reparam"}
         with _threads_for(self.model, n_jobs):
             return predict(self.model, self.guide, array, **options)
@@ -145,7 +152,9 @@ def learn(
         model = BayesianModel(network, with_priors(likelihood), num_data=len(rows.x))
         learned = [name for name, x in model.named_parameters() if x.requires_grad]
         if not learned:
-            return _sample_chains(estimator, model, rows, seed)
+            posterior = _sample_chains(estimator, model, rows, seed)
+            classes = estimator.inference == "auto" and type(likelihood) is Categorical
+            return _sharpened(posterior, rows, seed) if classes else posterior
         if estimator.inference == "chains":
             raise ValueError(
                 f"inference='chains' samples, and the model has the trained parameter "
@@ -238,6 +247,33 @@ def _sample_chains(
         )
     chains = chains.to(dtype=torch.float64)
     return FittedPosterior(model.double(), chains, History(), rows.total)
+
+
+def _sharpened(posterior: FittedPosterior, rows: Rows, seed: int) -> FittedPosterior:
+    r"""Choose the factor t of the log-probabilities by rows left out.
+
+    Given all other rows, draw s has a weight in proportion to $1 / p_s(y_i)$ (Gelfand et al. 1992),
+    truncated at the mean weight times $\sqrt S$ (Ionides 2008). A factor other than 1 is one
+    parameter, and has to raise the log-likelihood of all rows left out by one nat (Akaike 1974).
+    """
+    few = torch.arange(min(len(rows.x), _SHARPENED)) * len(rows.x) // min(len(rows.x), _SHARPENED)
+    share = len(rows.x) / len(few)
+    prediction: Any = posterior.predict(rows.x[few], _SHARPENING_DRAWS, seed)
+    log_probs, y = prediction.sample_log_probs, rows.y[few]  # [S, n, C]
+    at_label = log_probs.gather(-1, y.expand(len(log_probs), -1)[..., None])[..., 0]
+    log_weight = -at_label
+    largest = log_weight.logsumexp(0) - 0.5 * math.log(len(log_probs))
+    log_weight = torch.minimum(log_weight, largest).log_softmax(0)
+
+    def log_likelihood(sharpness: float) -> float:
+        scaled = (sharpness * log_probs).log_softmax(-1)
+        at_label = scaled.gather(-1, y.expand(len(scaled), -1)[..., None])[..., 0]
+        per_row = (log_weight + at_label).logsumexp(0)
+        return share * float(per_row.sum() if rows.weight is None else rows.weight[few] @ per_row)
+
+    best = max(_SHARPNESSES, key=log_likelihood)
+    gain = log_likelihood(best) - log_likelihood(1.0)
+    return replace(posterior, sharpness=best if gain > 1 else 1.0)
 
 
 def _train_guide(

@@ -78,6 +78,7 @@ class WidePosterior:
 
     model = None  # in the place of a model with latents
     has_unit = True  # targets are standardised
+    sharpness = 1.0  # of classes, which it does not predict
 
     @property
     def guide(self) -> WidePosterior:
