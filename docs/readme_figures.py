@@ -64,7 +64,7 @@ def draw_gap() -> None:
         left.plot(x, y, "o", color=plots.VERMILLION, markersize=3.5)
         left.set(title="One network: sure, and wrong in the gap", xlabel="x", ylabel="y")
         plots.regression_band(right, grid, prediction, data=(x, y), truth=truth(grid))
-        right.set(title="Its posterior: unsure where there are no data", ylabel="")
+        right.set(title="By default: unsure in the gap", ylabel="")
         left.set(xlim=(-2.7, 2.7), ylim=(-2.0, 2.0))
         figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=5)
         figure.savefig(IMAGES / "gap.png")
