@@ -605,6 +605,23 @@ def test_classes_may_come_later():
 # --- chains ---
 
 
+@pytest.mark.parametrize("make", [BayesianRegressor, BayesianClassifier])
+def test_early_stopping_keeps_the_weights_of_the_best_pass(make):
+    # labels of noise alone: the first passes predict best
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(120, 5)), rng.integers(2, size=120)
+    options = {"max_epochs": 200, "n_iter_no_change": 20, "temperature": 0.01, "random_state": 0}
+    stopped = make(early_stopping=True, validation_fraction=0.25, **options).fit(x, y)
+    losses = stopped.history_.validation_loss
+    assert len(losses) < 200 and np.argmin(losses) == len(losses) - 21
+    assert stopped.posterior_.model.num_data == 90
+    new = rng.normal(size=(500, 5)), rng.integers(2, size=500)
+    long = make(inference="variational", tol=0, **options).fit(x, y)
+    assert stopped.score_samples(*new).mean() > long.score_samples(*new).mean()
+    with pytest.raises(ValueError, match="validation_fraction of 120 rows must leave rows"):
+        make(early_stopping=True, validation_fraction=0.001).fit(x, y)
+
+
 def test_auto_chooses_the_sharpness_of_classes_and_keeps_it(tmp_path):
     x, y = load_iris(return_X_y=True)
     auto, chains = (

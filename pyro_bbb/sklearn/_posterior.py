@@ -283,23 +283,54 @@ def _train_guide(
     method = estimator.estimator
     if method == "auto":
         method = "local_reparam" if factorised else "reparam"
+    length = training_length(estimator, guide, len(rows.x), _constant_nll(model, rows, seed))
+    train = rows
+    if estimator.early_stopping:
+        train, length = _held_out(estimator, rows, length, seed)
+        model.num_data = len(train.x)
     with _threads_for(model, estimator.n_jobs):
         history = fit(
             model,
             guide,
-            (rows.x, rows.y),
+            (train.x, train.y),
             lr=estimator.lr,
             device=estimator.device,
             progress=bool(estimator.progress),
             seed=seed,
             engine="compiled",
-            sample_weight=rows.weight,
+            sample_weight=train.weight,
             estimator=method,
             loss="mean_field" if factorised else "trace",
             kl_schedule=KLSchedule(temperature=estimator.temperature),
-            **training_length(estimator, guide, len(rows.x), _constant_nll(model, rows, seed)),
+            **length,
         )
-    return FittedPosterior(model, guide, history, rows.total)
+    return FittedPosterior(model, guide, history, train.total)
+
+
+def _held_out(
+    estimator: BayesianEstimator[Any], rows: Rows, length: dict[str, Any], seed: int
+) -> tuple[Rows, dict[str, Any]]:
+    """Return the rows of training, and options of `fit` that stop early by the others."""
+    held_out = round(estimator.validation_fraction * len(rows.x))
+    if not 0 < held_out < len(rows.x):
+        raise ValueError(
+            f"validation_fraction of {len(rows.x)} rows must leave rows to both sides, got "
+            f"{estimator.validation_fraction}: {held_out} rows held out"
+        )
+    order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
+    out, kept = order[:held_out], order[held_out:]
+    weight = None if rows.weight is None else rows.weight[kept]
+    options = {name: length[name] for name in ("epochs", "batch_size")} | {
+        "lr_schedule": "constant",
+        "validation": (rows.x[out], rows.y[out]),
+        "patience": estimator.n_iter_no_change or _window(len(kept), length["batch_size"]),
+    }
+    return Rows(rows.x[kept], rows.y[kept], weight), options
+
+
+def _window(num_rows: int, batch_size: int) -> int:
+    """Return the passes of about 200 steps."""
+    return max(1, round(_WINDOW / math.ceil(num_rows / batch_size)))
 
 
 def training_length(
@@ -313,7 +344,7 @@ def training_length(
     most = estimator.max_epochs or max(_LEAST_EPOCHS, round(_STEPS / steps_per_epoch))
     if guides.collected(guide):  # its iterates begin at the plateau
         return {"epochs": most, "batch_size": size}
-    window = estimator.n_iter_no_change or max(1, round(_WINDOW / steps_per_epoch))
+    window = estimator.n_iter_no_change or _window(num_rows, size)
     plateau = Plateau(most, window, estimator.tol, constant_nll)
     schedule = {"lr_schedule": plateau, "callbacks": [plateau.callback]}
     return {"epochs": most, "batch_size": size, **schedule}
