@@ -31,6 +31,7 @@ import paper_pruning  # noqa: E402
 import posterior_fidelity  # noqa: E402
 import posteriors  # noqa: E402
 import shift  # noqa: E402
+import tables  # noqa: E402
 import uci_regression  # noqa: E402
 import wheel_bandit  # noqa: E402
 from _helpers.tables import Table, cell  # noqa: E402
@@ -194,7 +195,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     "paper_mnist_published": "experiments/paper_mnist.py --preset published --device cuda",
     "paper_pruning_ours": "experiments/paper_pruning.py --device cuda",
 }
-WITHOUT_SEEDS = "uci_regression", "mushroom_bandit", "active_learning", "sklearn_comparison"
+WITHOUT_SEEDS = "uci_regression", "mushroom_bandit", "active_learning"
 
 
 def command(name: str, seeds: int) -> str:
@@ -215,7 +216,7 @@ def runs() -> Table:
     rows = []
     for path in sorted(RESULTS.glob("*.json")):
         run = record(path.stem)
-        seconds = run.get("seconds")
+        seconds = run.get("processor_seconds", run.get("seconds"))
         seconds = sum(seconds.values()) if isinstance(seconds, dict) else seconds
         cells = (
             f"[{path.stem}](results/{path.name})",
@@ -242,6 +243,7 @@ def reproduction() -> Table:
     return Table(("published settings", *columns, *more), rows)
 
 
+ABSENT = "not measured yet"
 UCI_METHODS = {
     "dropout": "MC dropout",
     "ensemble5": "ensemble of 5",
@@ -265,6 +267,18 @@ def uci_scores(score: str) -> Table:
     return uci_regression.score_table(
         {name: tables[name] for name in uci_regression.PUBLISHED}, score
     )
+
+
+def estimators() -> str:
+    """Tabulate the estimators' scores on many tables, or say that there is no record."""
+    found = record("tables")
+    return str(tables.overview(found["tables"], found["rows"])) if "tables" in found else ABSENT
+
+
+def ranks() -> str:
+    """Tabulate mean ranks over tables, or say that there is no record."""
+    groups = record("tables").get("ranks", {})
+    return "\n\n".join(str(tables.rank_table(*group)) for group in groups.items()) or ABSENT
 
 
 def of_problem(run: str, problem: str, make: Callable[..., Table]) -> Table:
@@ -545,6 +559,8 @@ PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
         "rmse": partial(uci_scores, "rmse"),
         "log-likelihood": partial(uci_scores, "log_likelihood"),
         "uci methods": uci_methods,
+        "tables": estimators,
+        "table ranks": ranks,
         "labels": lambda: labels_table(
             record("active_learning_batches"), ("BALD", "BatchBALD", "random")
         ),
