@@ -72,6 +72,8 @@ def test_evidence_is_the_normal_density_with_its_gradient():
 
     def expected(theta, k):
         log_prior = -0.5 * (((theta - means) / stds) ** 2).sum()
+        less = (1 / RELATIVE.numpy() - 1).clip(max=0).sum()  # rows of less than weight 1
+        log_prior -= 0.5 * less * np.log(np.exp(theta[-1]) + 1e-6)
         return -multivariate_normal.logpdf(Y, cov=k.numpy()) - log_prior
 
     difference = expected(other.numpy(), k_moved) - expected(theta, k)
@@ -175,6 +177,33 @@ def test_weights_count_rows(table, tmp_path):
     # the draws of scales differ; their modes are of the same evidence
     means = [model.predict(table[2][:50]) for model in (weighted, repeated)]
     assert np.sqrt(np.mean((means[0] - means[1]) ** 2)) < 0.2 * y.std()
+
+
+def test_weights_leave_the_noise_as_it_is():
+    x = RNG.normal(size=(90, 1))
+    y = np.sin(2 * x[:, 0]) + 0.3 * RNG.normal(size=90)
+    few = np.where(np.arange(90) % 2, 1.0, 1e-6)
+    for weight in (np.full(90, 0.1), np.full(90, 100.0), np.full(90, 1e300), few):
+        weighted = BayesianRegressor(random_state=0).fit(x, y, sample_weight=weight)
+        assert 0.2 < weighted.predict_uncertainty(x).aleatoric.mean() < 0.4
+
+
+def test_copies_of_rows_are_left_out_together(table):
+    x, y, new, targets = table
+    copied = np.repeat(np.arange(120), 3)
+    low, high = BayesianRegressor(random_state=0).fit(x[copied], y[copied]).predict_interval(new)
+    assert np.mean((low <= targets) & (targets <= high)) > 0.8
+
+
+def test_noise_of_many_columns_is_not_learned():
+    x, y = RNG.normal(size=(480, 100)), RNG.normal(size=480)
+    low, high = BayesianRegressor(random_state=0).fit(x[:80], y[:80]).predict_interval(x[80:])
+    assert np.mean((low <= y[80:]) & (y[80:] <= high)) > 0.8
+
+
+def test_extreme_weights_are_refused_by_name():
+    with pytest.raises(ValueError, match="sample_weight must differ by a factor"):
+        BayesianRegressor().fit(X.numpy(), Y.numpy(), sample_weight=[1e-300] + [1.0] * 29)
 
 
 def test_several_targets_are_learned_one_by_one(fitted, table):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from os import PathLike
@@ -273,8 +274,10 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             unused = [name for name in self.changed_training_options() if name in _OF_GUIDES]
         elif self.inference == "wide":
             unused = self.changed_for_wide()
+        if unused and not hasattr(self, unused[0]):
+            raise ValueError("inference must not be 'wide' for classes, take 'chains' or 'auto'")
         if unused:
-            got = repr(getattr(self, unused[0], "a classifier"))
+            got = repr(getattr(self, unused[0]))
             raise ValueError(
                 f"{unused[0]} must stay at its default for inference={self.inference!r}, which "
                 f"does not use it, got {got}; inference='variational' does"
@@ -434,8 +437,11 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             numbers = record["seen"], record["sharpness"]
             new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), *numbers)
         else:
-            size = len(new.columns_.is_number)
-            new.posterior_ = WidePosterior.from_tensors(loaded.tensors, size, record["seen"])
+            size, targets = len(new.columns_.is_number), math.prod(record.get("y_shape", [0]))
+            wide = WidePosterior.from_tensors(loaded.tensors, size, record["seen"])
+            if len(wide.outputs) != targets or new.changed_for_wide():
+                raise LoadError(f"expected {targets} targets of a wide network, got {record}")
+            new.posterior_ = wide
         return new
 
     def _record(self) -> dict[str, Json]:
@@ -489,7 +495,7 @@ class LoadedWide:
 def read_estimator(path: str | PathLike[str]) -> Loaded | LoadedWide:
     """Return the content of a folder that `BayesianEstimator.save` wrote."""
     spec, tensors = read(Path(path))
-    if _WIDE not in spec:
+    if spec.get(_WIDE) is not True:
         return load(path)
     with loading(path):
         require_form(spec, {_WIDE: bool, "metadata": dict[str, Any]})

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -46,7 +47,7 @@ from pyro_bbb.sklearn._choices import (
     with_priors,
 )
 from pyro_bbb.sklearn._wide_posterior import WidePosterior, learn_wide
-from pyro_bbb.training import EpochEnd, KLSchedule, fit
+from pyro_bbb.training import EpochEnd, KLSchedule, UndertrainedWarning, fit
 from pyro_bbb.training.history import History
 
 if TYPE_CHECKING:
@@ -288,7 +289,9 @@ def _train_guide(
     if estimator.early_stopping:
         train, length = _held_out(estimator, rows, length, seed)
         model.num_data = len(train.x)
-    with _threads_for(model, estimator.n_jobs):
+    with _threads_for(model, estimator.n_jobs), warnings.catch_warnings():
+        if estimator.early_stopping:  # which is meant to end before the ELBO is at its best
+            warnings.simplefilter("ignore", UndertrainedWarning)
         history = fit(
             model,
             guide,
@@ -311,11 +314,11 @@ def _held_out(
     estimator: BayesianEstimator[Any], rows: Rows, length: dict[str, Any], seed: int
 ) -> tuple[Rows, dict[str, Any]]:
     """Return the rows of training, and options of `fit` that stop early by the others."""
-    held_out = round(estimator.validation_fraction * len(rows.x))
-    if not 0 < held_out < len(rows.x):
+    held_out = max(1, round(estimator.validation_fraction * len(rows.x)))
+    if held_out >= len(rows.x):
         raise ValueError(
-            f"validation_fraction of {len(rows.x)} rows must leave rows to both sides, got "
-            f"{estimator.validation_fraction}: {held_out} rows held out"
+            f"validation_fraction must leave rows to train on, got "
+            f"{estimator.validation_fraction} of {len(rows.x)} rows"
         )
     order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
     out, kept = order[:held_out], order[held_out:]

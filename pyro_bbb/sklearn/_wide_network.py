@@ -138,6 +138,9 @@ def evidence(x: Tensor, y: Tensor, relative: Tensor) -> Energy:
             k = covariance(x, x, scales)
             noise = scales.noise * relative
             prior = ((theta - means) / stds).square().sum() / 2
+            # a row of weight w = 1 / R < 1 is less than a row: N(y; f, s2)^w, in proportion to
+            # N(y; f, s2 / w) s2^((1 - w) / 2). One of w > 1 is not w equal copies: noise 0
+            prior = prior + (1 / relative - 1).clamp(max=0).sum() / 2 * scales.noise.log()
         factor, failed = torch.linalg.cholesky_ex(_add_diagonal(k.detach(), noise.detach()))
         if failed:
             return _FAILED, np.zeros_like(values)

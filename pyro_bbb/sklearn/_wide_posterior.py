@@ -36,7 +36,12 @@ _LEAST_GAIN = 2.0  # nats by which a correction must raise the log-density of al
 _LEAST_QUANTILE = 1e-3  # constant targets have residuals of 0
 _LEAST_SQUARE = 1e-3  # a squared standard Normal is smaller with a probability of 0.025
 _MEAN_LOG_CHI2 = -1.2703628454614782  # of the logarithm of a squared standard Normal
-_FEW_DRAWS, _MANY_COLUMNS, _MANY_ROWS = 8, 60, 20_000  # beyond these numbers a single draw
+_FEW_DRAWS, _MOST_WORK, _MANY_ROWS = (
+    8,
+    5e7,
+    20_000,
+)  # draws of scales; beyond, one
+_RATIO = 1e9  # of the largest weight of a row to the least
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class WidePosterior:
         count = sum(name.endswith(".numbers") for name in tensors)
         try:
             outputs = tuple(_output(tensors, str(i), columns) for i in range(count))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             raise LoadError(f"the tensors are not those of a wide network: {error!r}") from error
         return cls(outputs, num_seen)
 
@@ -150,6 +155,19 @@ def _output(tensors: dict[str, Tensor], i: str, columns: int) -> Output:
         if networks[-1] is not None and networks[-1].inducing.shape[1] != columns:
             raise ValueError(f"inducing rows must have {columns} columns")
     network: Any = networks[0]
+    draws, inducing = len(network.theta), len(network.inducing)
+    for one in networks:
+        if one is not None:
+            sizes = draws if one is network else 1, len(one.inducing)
+            matrix = (sizes[1],) * 2 if one is network else (0, 0)
+            shapes = [one.theta.shape, one.weight.shape, one.reduction.shape]
+            values = list(vars(one).values())
+            if shapes != [(sizes[0], columns + 4), sizes, (sizes[0], *matrix)]:
+                raise ValueError(f"tensors do not fit {columns} columns, got {shapes}")
+            if not all(x.dtype == torch.double and x.isfinite().all() for x in values):
+                raise ValueError("tensors must be finite, in double precision")
+    if draws < 1 or inducing < 1 or freedom not in _FREEDOMS or not 0 < scale < math.inf:
+        raise ValueError(f"degrees of freedom and scale must be positive, got {freedom}, {scale}")
     return Output(network, networks[1], freedom, scale)
 
 
@@ -168,22 +186,39 @@ def learn_wide(
         seed: of the choice of rows and the draws of scales.
         n_jobs: processor threads; by default one.
     """
-    with torch.no_grad(), use_threads(n_jobs):
-        weight = torch.ones(len(x), dtype=x.dtype) if weight is None else weight
-        outputs = tuple(_learn_output(x, column, weight, seed) for column in y.T)
+    with torch.inference_mode(False), torch.no_grad(), use_threads(n_jobs):
+        weight = torch.ones(len(x), dtype=x.dtype) if weight is None else weight.clone()
+        if not weight.max() <= _RATIO * weight.min():
+            raise ValueError(
+                f"sample_weight must differ by a factor of {_RATIO:g} at most between rows for "
+                f"inference='wide', got {float(weight.min()):g} and {float(weight.max()):g}: give "
+                "the smallest 0, or take inference='variational'"
+            )
+        outputs = tuple(_learn_output(*_merged(x, column, weight), seed) for column in y.T)
     return WidePosterior(outputs, float(weight.sum()))
 
 
+def _merged(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the different rows, with weights around 1: a row is left out with its copies."""
+    rows = torch.cat([x, y[:, None]], 1)
+    different, group = rows.unique(dim=0, return_inverse=True)
+    weight = weight / weight.max()  # whose sum is finite
+    total = torch.zeros(len(different), dtype=weight.dtype).index_add(0, group, weight)
+    usual = total.square().sum() / total.sum()  # the mean weight, of a row drawn by weight
+    return different[:, :-1].clone(), different[:, -1].clone(), total / usual
+
+
 def _learn_output(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> Output:
-    single = x.shape[1] > _MANY_COLUMNS or len(x) > _MANY_ROWS
+    work = (x.shape[1] + 40) * min(len(x), 500) ** 2  # of the evidence's curvature and chain
+    single = work > _MOST_WORK or len(x) > _MANY_ROWS
     draws = 1 if single else _FEW_DRAWS
-    # a row of weight w has the information of w rows: noise variance / w
+    # a row of weight w has the information of w rows on the function: noise variance / w
     network, left_out = fit_wide(x, y, 1 / weight, draws=draws, seed=seed)
     if len(x) < _LEAST_ROWS:
         return Output(network, None, _FREEDOMS[-1], 1.0)
     rows = left_out.rows
     targets, of_one = y[rows], weight[rows]
-    # a new row has weight 1
+    # left out it is predicted as a new row, of weight 1
     extra = network.noise * (1 - 1 / of_one)
     left_out = replace(left_out, variance=(left_out.variance + extra).clamp_min(1e-12))
     log_density, freedom, scale = _tails(targets, left_out, of_one)
