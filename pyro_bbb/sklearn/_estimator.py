@@ -223,7 +223,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             X: inputs, ``[n, features]``: an array, or a data frame of pandas or polars.
             y: labels of any kind ``[n]``; targets ``[n]`` or ``[n, targets]``.
             sample_weight: weights ``[n]`` of the rows: one of weight 2 counts as two, one of
-                weight 0 is left out.
+                weight 0 is left out. A wide network takes them relative to a usual one.
 
         Returns:
             The estimator.
