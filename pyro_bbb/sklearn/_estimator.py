@@ -57,14 +57,8 @@ from pyro_bbb.training.history import History
 Predictive = TypeVar("Predictive")
 _ROWS = 2**14  # rows of one pass of predictions; only summaries of their draws are kept
 _NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": False}  # of checked inputs
-_OF_GUIDES = (
-    "guide",
-    "estimator",
-    "epochs",
-    "lr",
-    "temperature",
-    "early_stopping",
-)  # options without use for chains
+# options of training a guide, without use for chains
+_OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature", "early_stopping")
 _OF_TRAINING = (*_OF_GUIDES, "max_epochs", "n_iter_no_change", "tol", "batch_size")
 _WIDE = "wide"  # marks the folder of a wide network
 _KEY = "estimator"  # of the estimator's record in the metadata of a save

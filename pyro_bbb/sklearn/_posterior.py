@@ -261,15 +261,18 @@ def _sharpened(posterior: FittedPosterior, rows: Rows, seed: int) -> FittedPoste
     share = len(rows.x) / len(few)
     prediction: Any = posterior.predict(rows.x[few], _SHARPENING_DRAWS, seed)
     log_probs, y = prediction.sample_log_probs, rows.y[few]  # [S, n, C]
-    at_label = log_probs.gather(-1, y.expand(len(log_probs), -1)[..., None])[..., 0]
-    log_weight = -at_label
+
+    def at_label(log_probs: Tensor) -> Tensor:
+        """Return each draw's log-probability of the labels, ``[S, n]``."""
+        return log_probs.gather(-1, y.expand(len(log_probs), -1)[..., None])[..., 0]
+
+    log_weight = -at_label(log_probs)
     largest = log_weight.logsumexp(0) - 0.5 * math.log(len(log_probs))
     log_weight = torch.minimum(log_weight, largest).log_softmax(0)
 
     def log_likelihood(sharpness: float) -> float:
         scaled = (sharpness * log_probs).log_softmax(-1)
-        at_label = scaled.gather(-1, y.expand(len(scaled), -1)[..., None])[..., 0]
-        per_row = (log_weight + at_label).logsumexp(0)
+        per_row = (log_weight + at_label(scaled)).logsumexp(0)
         return share * float(per_row.sum() if rows.weight is None else rows.weight[few] @ per_row)
 
     best = max(_SHARPNESSES, key=log_likelihood)

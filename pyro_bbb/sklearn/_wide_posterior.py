@@ -147,28 +147,36 @@ class WidePosterior:
 
 def _output(tensors: dict[str, Tensor], i: str, columns: int) -> Output:
     freedom, scale = tensors[f"{i}.numbers"].tolist()
-    networks = []
-    for name in ("network", "noise"):
-        prefix = f"{i}.{name}."
-        fields = {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
-        networks.append(WideNetwork(**fields) if fields or name == "network" else None)
-        if networks[-1] is not None and networks[-1].inducing.shape[1] != columns:
-            raise ValueError(f"inducing rows must have {columns} columns")
-    network: Any = networks[0]
-    draws, inducing = len(network.theta), len(network.inducing)
-    for one in networks:
-        if one is not None:
-            sizes = draws if one is network else 1, len(one.inducing)
-            matrix = (sizes[1],) * 2 if one is network else (0, 0)
-            shapes = [one.theta.shape, one.weight.shape, one.reduction.shape]
-            values = list(vars(one).values())
-            if shapes != [(sizes[0], columns + 4), sizes, (sizes[0], *matrix)]:
-                raise ValueError(f"tensors do not fit {columns} columns, got {shapes}")
-            if not all(x.dtype == torch.double and x.isfinite().all() for x in values):
-                raise ValueError("tensors must be finite, in double precision")
-    if draws < 1 or inducing < 1 or freedom not in _FREEDOMS or not 0 < scale < math.inf:
+    if freedom not in _FREEDOMS or not 0 < scale < math.inf:
         raise ValueError(f"degrees of freedom and scale must be positive, got {freedom}, {scale}")
-    return Output(network, networks[1], freedom, scale)
+    draws = len(tensors[f"{i}.network.theta"])
+    network = _saved_network(tensors, f"{i}.network.", columns, draws)
+    has_noise = f"{i}.noise.theta" in tensors
+    noise = _saved_network(tensors, f"{i}.noise.", columns, 1) if has_noise else None
+    if min(network.reduction.shape) < 1 or (noise is not None and noise.reduction.numel()):
+        raise ValueError("the network must have variances, and that of the noise must have none")
+    return Output(network, noise, freedom, scale)
+
+
+def _saved_network(
+    tensors: dict[str, Tensor], prefix: str, columns: int, draws: int
+) -> WideNetwork:
+    """Return the network of the tensors under a prefix, whose form is checked."""
+    fields = {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
+    network = WideNetwork(**fields)
+    rows, sides = len(network.inducing), network.reduction.shape[1:]
+    shapes = {name: tuple(x.shape) for name, x in fields.items()}
+    expected = {
+        "theta": (draws, columns + 4),
+        "inducing": (rows, columns),
+        "weight": (draws, rows),
+        "reduction": (draws, rows, rows) if any(sides) else (draws, 0, 0),
+    }
+    if shapes != expected:
+        raise ValueError(f"tensors must have the shapes {expected}, got {shapes}")
+    if not all(x.dtype == torch.double and x.isfinite().all() for x in fields.values()):
+        raise ValueError("tensors must be finite, in double precision")
+    return network
 
 
 # --- learning ---
