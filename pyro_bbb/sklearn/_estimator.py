@@ -393,8 +393,10 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         Raises:
             NotFittedError: it is not fitted.
             TypeError: a parameter is an object, which JSON cannot hold; pickles (joblib) can.
+            ValueError: a parameter was set to a value that `fit` refuses.
         """
         check_is_fitted(self)
+        self._check_parameters()
         merged = dict(metadata or {}) | {_KEY: self._record()}
         if isinstance(self.posterior_, WidePosterior):
             content = json.loads(json.dumps(merged, allow_nan=False))
@@ -425,7 +427,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             record = {"columns": None, "sharpness": 1.0} | record  # saves of before lack them
             require_form(record, _FORM | cls._form)
             new = cls(**record["parameters"])
-            require_form(new.num_samples, int, "num_samples")
+            new._check_parameters()
             new._restore(record)
         if isinstance(loaded, Loaded):
             numbers = record["seen"], record["sharpness"]

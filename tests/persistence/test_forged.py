@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Descriptions with one value of another type and a hash that fits: LoadError, or a model."""
 
-from itertools import islice
-
 import numpy as np
 import polars as pl
 import pyro.distributions as dist
@@ -133,7 +131,9 @@ def test_a_value_of_another_type_gives_the_clear_error_or_a_model(tmp_path, name
     path, load = CASES[name](folder)
     refused = 0
     stride = 29 if name in ("model", "adapters", "conformal") else 199  # all take minutes
-    for where in islice(forgeries(path), 0, None, stride):
+    for number, where in enumerate(forgeries(path)):
+        if number % stride and not (name == "classifier" and "parameters" in where):
+            continue
         try:
             load()
         except ValueError as error:
