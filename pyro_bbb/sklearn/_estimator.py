@@ -107,8 +107,9 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             guide by `pyro_bbb.fit`: fast for any size, and too certain between and beyond the
             data. ``"auto"`` takes ``"wide"`` where it can, if all options of network, prior, guide
             and training are at their defaults; else chains on a CPU for up to 5,000 weights and
-            rows, if the options of training are, and chooses the sharpness of class probabilities
-            by rows left out; else a guide.
+            rows, if the options of training are; else a guide. Then rows left out decide how sure
+            of its labels a classifier is: on the sharpness of its probabilities, and on the power
+            to which the likelihood is raised.
         seconds: limit of the chains' time; they stop earlier where they agree. A result that time
             ends is not a function of ``random_state``.
         guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or a function from a

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -56,11 +57,13 @@ if TYPE_CHECKING:
 _MOST = 5000  # weights, and rows, up to which inference="auto" samples
 _GAIN = 2.5  # of the chains' prior: a gain of sqrt(2) is too smooth for gaps of some curves
 _CHAIN_STEPS = 1500  # default limit of the gradients of each chain
+_CLASS_STEPS, _POWER_STEPS = 1000, 400  # of classes, and where the likelihood is raised
 _STEPS, _LEAST_EPOCHS = 4000, 5  # default limit of the steps of training, and its least epochs
 _WINDOW = 200  # steps over which the ELBO is averaged by default
 _SMALLEST, _LARGEST, _BATCHES = 64, 1024, 100  # default batch: rows / 100, in [64, 1024]
 _SHARPENED, _SHARPENING_DRAWS = 1000, 100  # rows and draws that choose the sharpness
-_SHARPNESSES = [2 ** (i / 6) for i in range(-6, 13)]  # from 1/2 to 4
+_LARGE_GAIN = 0.1  # of the loss, beyond which the likelihood is raised
+_SHARPNESSES = [2 ** (i / 6) for i in range(-12, 13)]  # from 1/4 to 4
 _NOISE_DRAWS = 100  # networks drawn for the noise of further rows
 _DECAY = 1.0  # epochs of the falling rate, for each epoch before
 _ONE_THREAD = 2**16  # weights up to which one processor thread is fastest
@@ -153,9 +156,9 @@ def learn(
         model = BayesianModel(network, with_priors(likelihood), num_data=len(rows.x))
         learned = [name for name, x in model.named_parameters() if x.requires_grad]
         if not learned:
-            posterior = _sample_chains(estimator, model, rows, seed)
-            classes = estimator.inference == "auto" and type(likelihood) is Categorical
-            return _sharpened(posterior, rows, seed) if classes else posterior
+            if estimator.inference == "auto" and type(likelihood) is Categorical:
+                return _learn_classes(estimator, model, rows, seed)
+            return _sample_chains(estimator, model, rows, seed, _CHAIN_STEPS)
         if estimator.inference == "chains":
             raise ValueError(
                 f"inference='chains' samples, and the model has the trained parameter "
@@ -231,31 +234,63 @@ def _model_and_guide(
 
 
 def _sample_chains(
-    estimator: BayesianEstimator[Any], model: BayesianModel, rows: Rows, seed: int
+    estimator: BayesianEstimator[Any],
+    model: BayesianModel,
+    rows: Rows,
+    seed: int,
+    steps: int,
+    share: float = 1.0,
 ) -> FittedPosterior:
-    """Sample the weights' posterior in single precision, and keep it in double."""
+    """Sample the posterior in single precision, in a share of the time, and keep it in double."""
     with _threads_for(model, estimator.n_jobs):
         chains = sample(
             model.float(),
             (rows.x.float(), rows.y.float() if rows.y.is_floating_point() else rows.y),
-            seconds=estimator.seconds,
+            seconds=estimator.seconds and share * estimator.seconds,
             batch_size=estimator.batch_size,
             device=estimator.device,
             seed=seed,
             progress=bool(estimator.progress),
             sample_weight=rows.weight,
-            max_steps=estimator.max_epochs or _CHAIN_STEPS,
+            max_steps=estimator.max_epochs or steps,
         )
     chains = chains.to(dtype=torch.float64)
     return FittedPosterior(model.double(), chains, History(), rows.total)
 
 
-def _sharpened(posterior: FittedPosterior, rows: Rows, seed: int) -> FittedPosterior:
-    r"""Choose the factor t of the log-probabilities by rows left out.
+def _learn_classes(
+    estimator: BayesianEstimator[Any], model: BayesianModel, rows: Rows, seed: int
+) -> FittedPosterior:
+    r"""Sample the posterior of classes, as sure of its labels as rows left out are.
+
+    A factor t of the log-probabilities that raises the log-likelihood of all rows left out by more
+    than a nat (Akaike 1974) becomes the posterior's sharpness. If it takes away more than a tenth
+    of the loss, the labels are surer than the model has them, as those of curated data are
+    (Aitchison 2021, arXiv:2008.05912): the chains are run again with the likelihood raised to
+    $t^2$.
+    """
+    posterior = _sample_chains(estimator, model, rows, seed, _CLASS_STEPS, 0.7)
+    log_likelihood = _log_likelihood_left_out(posterior, rows, seed)
+    sharpness = max(_SHARPNESSES, key=log_likelihood)
+    before = log_likelihood(1.0)
+    gain = log_likelihood(sharpness) - before
+    if gain <= 1:
+        return posterior
+    if sharpness < 1 or gain <= -_LARGE_GAIN * before:
+        return replace(posterior, sharpness=sharpness)
+    weight = torch.ones_like(rows.x[:, 0]) if rows.weight is None else rows.weight
+    raised = replace(rows, weight=sharpness**2 * weight)
+    posterior = _sample_chains(estimator, model, raised, seed, _POWER_STEPS, 0.3)
+    return replace(posterior, num_seen=rows.total)
+
+
+def _log_likelihood_left_out(
+    posterior: FittedPosterior, rows: Rows, seed: int
+) -> Callable[[float], float]:
+    r"""Return the log-likelihood of rows left out, as a function of the sharpness.
 
     Given all other rows, draw s has a weight in proportion to $1 / p_s(y_i)$ (Gelfand et al. 1992),
-    truncated at the mean weight times $\sqrt S$ (Ionides 2008). A factor other than 1 is one
-    parameter, and has to raise the log-likelihood of all rows left out by one nat (Akaike 1974).
+    truncated at the mean weight times $\sqrt S$ (Ionides 2008).
     """
     few = torch.arange(min(len(rows.x), _SHARPENED)) * len(rows.x) // min(len(rows.x), _SHARPENED)
     share = len(rows.x) / len(few)
@@ -275,9 +310,7 @@ def _sharpened(posterior: FittedPosterior, rows: Rows, seed: int) -> FittedPoste
         per_row = (log_weight + at_label(scaled)).logsumexp(0)
         return share * float(per_row.sum() if rows.weight is None else rows.weight[few] @ per_row)
 
-    best = max(_SHARPNESSES, key=log_likelihood)
-    gain = log_likelihood(best) - log_likelihood(1.0)
-    return replace(posterior, sharpness=best if gain > 1 else 1.0)
+    return log_likelihood
 
 
 def _train_guide(
