@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The infinitely wide network: its covariance, evidence and posterior, and the estimator by it."""
 
+from dataclasses import replace
+
 import joblib
 import numpy as np
 import pytest
@@ -96,6 +98,19 @@ def test_posterior_is_exact_where_all_rows_are_inducing():
         assert_allclose(var[row], left_variance[0] + noise * RELATIVE[row], rtol=1e-4)
 
 
+def test_blocks_are_predicted_from_all_other_rows():
+    blocks = wide.blocks_left_out(X, Y, RELATIVE, THETA[None])
+    assert len(blocks.rows) == 60  # three thirds along each of two columns
+    for place, block in enumerate(blocks.rows.split(10)):
+        others = torch.tensor(sorted({*range(30)} - {*block.tolist()}))
+        along = X[:, place // 3].sort().values
+        assert_allclose(X[block, place // 3], along[10 * (place % 3) : 10 * (place % 3 + 1)])
+        mean, var, noise = exact(others, block)
+        at = slice(10 * place, 10 * (place + 1))
+        assert_allclose(blocks.mean[0, at], mean, rtol=1e-6, atol=1e-9)
+        assert_allclose(blocks.variance[0, at], var + noise * RELATIVE[block], rtol=1e-6)
+
+
 def test_few_inducing_rows_give_the_posterior_of_their_covariance():
     # Snelson and Ghahramani's covariance as a dense matrix: Q, and the rest of K on the diagonal
     network, mean, var = posterior(X, Y, RELATIVE, X[:20])
@@ -147,6 +162,31 @@ def test_default_intervals_cover_and_follow_the_noise(fitted, table):
     assert (high - low)[loud].mean() > 1.5 * (high - low)[quiet].mean()
     uncertainty, (_, std) = fitted.predict_uncertainty(x), fitted.predict(x, return_std=True)
     assert_allclose(np.hypot(*uncertainty), std, rtol=1e-6)
+
+
+def test_the_band_widens_in_a_gap_where_blocks_left_out_surprise():
+    rng = np.random.default_rng(0)
+
+    def rows(inside, number):
+        x = rng.uniform(-1, 1, (number, 2))
+        far = np.where(rng.random(number) < 0.5, -1, 1) * rng.uniform(0.35, 1, number)
+        x[:, 0] = 0.35 * x[:, 0] if inside else far
+        level = np.floor(4 * x[:, 0])  # of steps that no other step predicts
+        return x, level * np.sign(np.sin(37 * level)) + x[:, 1] + 0.1 * rng.normal(size=number)
+
+    model = BayesianRegressor(random_state=0).fit(*rows(False, 200))
+    gap, (x, _) = rows(True, 300), rows(False, 300)
+    posterior = model.posterior_
+
+    def widths():
+        intervals = [model.predict_interval(inputs, level=0.95) for inputs in (gap[0], x)]
+        return [np.mean(high - low) for low, high in intervals]
+
+    in_gap, on_data = widths()
+    plain = replace(posterior.outputs[0], stretch=1.0)
+    model.posterior_ = replace(posterior, outputs=(plain,))
+    narrower, same = widths()
+    assert in_gap > 1.3 * narrower and on_data < 1.05 * same
 
 
 def test_samples_have_the_predicted_moments(fitted, table):

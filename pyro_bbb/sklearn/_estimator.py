@@ -102,7 +102,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         inference: ``"wide"`` integrates an infinitely wide network in closed form, of regressions
             with learned noise: two hidden layers of erf units beside a linear map, the scales of
             prior and noise sampled by their evidence, intervals corrected by training rows left
-            out. ``"chains"`` samples the posterior by
+            out one by one and in blocks. ``"chains"`` samples the posterior by
             `pyro_bbb.sample`: its band opens where there are no data. ``"variational"`` trains a
             guide by `pyro_bbb.fit`: fast for any size, and too certain between and beyond the
             data. ``"auto"`` takes ``"wide"`` where it can, if all options of network, prior, guide

@@ -23,7 +23,8 @@ $$A = I + \Phi^T \Lambda^{-1} \Phi, \quad m(x) = \phi(x)^T A^{-1} \Phi^T \Lambda
 
 which is exact for M = n. So is its prediction of a row from all others, with the leverage
 $h_i = \phi_i^T A^{-1} \phi_i / \Lambda_i$: residual $(y_i - m_i) / (1 - h_i)$ and variance
-$\Lambda_i / (1 - h_i)$.
+$\Lambda_i / (1 - h_i)$. With $P = (K + \sigma^2 R)^{-1}$, a block B of rows has, given all others,
+the means $y_B - P_{BB}^{-1} (P y)_B$ and the covariance $P_{BB}^{-1}$.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ Energy = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
 
 _EVIDENCE_ROWS, _INDUCING, _LEFT_OUT = 500, 1000, 2000  # most rows
 _BLOCK = 4096  # rows at once
+_PARTS, _COLUMNS = 3, 30  # blocks of rows along each column, and most columns
 _ITERATIONS, _REFINEMENTS = 80, 10  # of L-BFGS
 _WARMUP, _LEAPS = 12, 3  # steps of HMC, and leaps of each
 _START = (-0.5, 2.3, -2.0, -2.3)  # logarithms of a, s, b and the noise
@@ -348,3 +350,28 @@ def _regression(
     back = lambda b: torch.linalg.solve_triangular(lower.T, b, upper=True)  # noqa: E731
     reduction = back(back(identity - inverse).T)
     return back(coefficients[:, None])[:, 0], reduction, mean, 1 / (precision * rest)
+
+
+def blocks_left_out(x: Tensor, y: Tensor, relative: Tensor, thetas: Tensor) -> LeftOut:
+    """Return predictions of the lowest, middle and highest third by each column from the others.
+
+    Args:
+        x: standardised inputs ``[n, d]``.
+        y: standardised targets ``[n]``.
+        relative: relative variances ``[n]`` of the rows' noise.
+        thetas: logarithms of the scales, ``[J, d + 4]``.
+    """
+    columns = [column for column in x.T if column.min() < column.max()]
+    columns = columns[:: -(-len(columns) // _COLUMNS) or 1]
+    orders = [column.argsort(stable=True) for column in columns]
+    blocks = [block for order in orders for block in order.tensor_split(_PARTS) if len(block)]
+    means, variances = [], []
+    for scales in map(Scales.of, thetas):
+        k = _add_diagonal(covariance(x, x, scales), scales.noise * relative)
+        precision = torch.cholesky_inverse(torch.linalg.cholesky(k))
+        alpha = precision @ y
+        inverses = [torch.linalg.inv(precision[block][:, block]) for block in blocks]
+        pairs = list(zip(blocks, inverses, strict=True))
+        means.append(torch.cat([y[block] - inverse @ alpha[block] for block, inverse in pairs]))
+        variances.append(torch.cat([inverse.diagonal() for inverse in inverses]))
+    return LeftOut(torch.cat(blocks), torch.stack(means), torch.stack(variances))

@@ -2,7 +2,7 @@
 r"""Posterior of a regression by infinitely wide networks, corrected by rows left out.
 
 `fit_wide` predicts each training row from all others, with means m and variances v, noise included,
-for J draws of the scales. The residuals decide on two corrections of new rows' variances:
+for J draws of the scales. The residuals decide on three corrections of new rows' variances:
 
 1. Noise by input: a second wide network regresses the logarithm of the squared standardised
    residuals on the inputs, and the exponential of its mean multiplies the variances. The means stay
@@ -10,6 +10,10 @@ for J draws of the scales. The residuals decide on two corrections of new rows' 
 2. Tails: the distributions are Student's t with $\nu$ degrees of freedom and scales $c \sqrt v$.
    For each $\nu$, c makes intervals of 90 % hold 90 % of the rows left out; $\nu$ maximises their
    log-density.
+3. Off the data: what a variance of the function exceeds q by is multiplied by $\gamma^2$, q being
+   at least that of 90 % of the rows left out one by one. $\gamma$ maximises the log-density of
+   thirds of the rows along each input, each left out as a whole, as a gap or a tail of the data
+   would be. It is up to half as large again where intervals of 95 % hold fewer of these rows.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from pyro_bbb._utils.files import LoadError
 from pyro_bbb._utils.threads import use_threads
 from pyro_bbb.distributions.observation import Normal, StudentT
 from pyro_bbb.prediction import GaussianPrediction
-from pyro_bbb.sklearn._wide_network import LeftOut, WideNetwork, fit_wide
+from pyro_bbb.sklearn._wide_network import LeftOut, WideNetwork, blocks_left_out, fit_wide
 from pyro_bbb.training.history import History
 
 _FREEDOMS = (3.0, 4.0, 6.0, 10.0, 20.0, 1000.0)  # degrees of freedom; the last stands for a Normal
@@ -42,6 +46,9 @@ _FEW_DRAWS, _MOST_WORK, _MANY_ROWS = (
     20_000,
 )  # draws of scales; beyond, one
 _RATIO = 1e9  # of the largest weight of a row to the least
+_STRETCHES = [2 ** (i / 4) for i in range(13)]  # gamma, from 1 to 8
+_STRETCH_LEVEL = 0.95  # of the intervals that it makes hold blocks left out
+_STRETCH_ROWS, _STRETCH_DRAWS, _MOST_ABOVE = 500, 3, 1.5  # rows and draws of scales that choose it
 
 
 @dataclass(frozen=True)
@@ -53,20 +60,32 @@ class Output:
         noise: network whose mean is the logarithm of the variances' factor, or None.
         freedom: degrees of freedom of Student's t.
         scale: factor c of the standard deviations.
+        usual: variance q of the function, in the units of the network, which rows of the training
+            data seldom exceed.
+        stretch: factor gamma of the standard deviation beyond that.
     """
 
     network: WideNetwork
     noise: WideNetwork | None
     freedom: float
     scale: float
+    usual: float = 0.0
+    stretch: float = 1.0
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return means, variances of the function and of the noise, ``[J, n]``."""
         mean, variance = self.network.moments(x)
-        factor = torch.full_like(mean[0], self.scale**2)
-        if self.noise is not None:
-            factor = factor * self.noise.mean(x)[0].exp()
-        return mean, variance * factor, self.network.noise * factor
+        factor = self.factor(x)
+        return mean, self.stretched(variance) * factor, self.network.noise * factor
+
+    def factor(self, x: Tensor) -> Tensor:
+        """Return the factor ``[n]`` of the variances, by noise and tails."""
+        factor = torch.full_like(x[:, 0], self.scale**2)
+        return factor if self.noise is None else factor * self.noise.mean(x)[0].exp()
+
+    def stretched(self, variance: Tensor) -> Tensor:
+        """Return variances of the function that are larger off the data."""
+        return variance + (self.stretch**2 - 1) * (variance - self.usual).clamp_min(0.0)
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,7 @@ class WidePosterior:
         """Return all that `from_tensors` needs."""
         tensors = {}
         for i, output in enumerate(self.outputs):
-            numbers = [output.freedom, output.scale]
+            numbers = [output.freedom, output.scale, output.usual, output.stretch]
             tensors[f"{i}.numbers"] = torch.tensor(numbers, dtype=torch.double)
             for name in ("network", "noise"):
                 network = getattr(output, name)
@@ -146,16 +165,17 @@ class WidePosterior:
 
 
 def _output(tensors: dict[str, Tensor], i: str, columns: int) -> Output:
-    freedom, scale = tensors[f"{i}.numbers"].tolist()
-    if freedom not in _FREEDOMS or not 0 < scale < math.inf:
-        raise ValueError(f"degrees of freedom and scale must be positive, got {freedom}, {scale}")
+    numbers = freedom, scale, usual, stretch = tensors[f"{i}.numbers"].tolist()
+    valid = freedom in _FREEDOMS and 0 < scale < math.inf and 0 <= usual < math.inf
+    if not (valid and 1 <= stretch < math.inf):
+        raise ValueError(f"degrees of freedom and factors must be in range, got {numbers}")
     draws = len(tensors[f"{i}.network.theta"])
     network = _saved_network(tensors, f"{i}.network.", columns, draws)
     has_noise = f"{i}.noise.theta" in tensors
     noise = _saved_network(tensors, f"{i}.noise.", columns, 1) if has_noise else None
     if min(network.reduction.shape) < 1 or (noise is not None and noise.reduction.numel()):
         raise ValueError("the network must have variances, and that of the noise must have none")
-    return Output(network, noise, freedom, scale)
+    return Output(network, noise, *numbers)
 
 
 def _saved_network(
@@ -246,8 +266,13 @@ def _learn_output(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> Output:
     by_input = replace(left_out, variance=factor * left_out.variance)
     better = _tails(targets, by_input, of_one)
     if better[0] > log_density + _LEAST_GAIN:
-        return Output(network, noise.without_variance(), *better[1:])
-    return Output(network, None, freedom, scale)
+        output = Output(network, noise.without_variance(), *better[1:])
+    else:
+        output = Output(network, None, freedom, scale)
+    of_function = (left_out.variance - network.noise).clamp_min(0.0).mean(0)
+    output = replace(output, usual=float(of_function.quantile(_LEVEL)))
+    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:_STRETCH_ROWS]
+    return replace(output, stretch=_stretch(output, x[few], y[few], weight[few]))
 
 
 def _tails(y: Tensor, left_out: LeftOut, weight: Tensor) -> tuple[float, float, float]:
@@ -257,15 +282,54 @@ def _tails(y: Tensor, left_out: LeftOut, weight: Tensor) -> tuple[float, float, 
     probability 0.9 hold 0.9 of the rows.
     """
     mean, variance = left_out.mean, left_out.variance  # [J, n]
-    spread = (variance.mean(0) + mean.var(0, correction=0)).sqrt()
-    ordered, order = ((y - mean.mean(0)).abs() / spread).sort()
+    ordered, order = _distance(y, mean, variance).sort()
     share = weight[order].cumsum(0) / weight.sum()
     position = (share < _LEVEL).sum().clamp_max(len(y) - 1)
     end = max(float(ordered[position]), _LEAST_QUANTILE)
     best = (-math.inf, _FREEDOMS[-1], 1.0)
     for freedom in _FREEDOMS:
-        scale = end / float(student.ppf((1 + _LEVEL) / 2, freedom))
-        t = StudentT(torch.full_like(mean, freedom), mean, scale * variance.sqrt())
-        per_row = t.log_prob(y).logsumexp(0) - math.log(len(mean))
-        best = max(best, (float((weight * per_row).sum()), freedom, scale))
+        scale = end / _quantile(_LEVEL, freedom)
+        per_row = _log_prob(y, mean, scale**2 * variance, freedom)
+        best = max(best, (float(weight @ per_row), freedom, scale))
     return best
+
+
+def _stretch(output: Output, x: Tensor, y: Tensor, weight: Tensor) -> float:
+    """Return the factor of standard deviations off the data, by blocks of rows left out."""
+    blocks = blocks_left_out(x, y, 1 / weight, output.network.theta[:_STRETCH_DRAWS])
+    factor, mean = output.factor(x)[blocks.rows], blocks.mean
+    y, weight = y[blocks.rows], weight[blocks.rows]
+    noise = output.network.noise[:_STRETCH_DRAWS]
+    of_function = (blocks.variance - noise / weight).clamp_min(0.0)  # rounding alone
+    end = _quantile(_STRETCH_LEVEL, output.freedom)
+
+    def variance(stretch: float) -> Tensor:
+        return (replace(output, stretch=stretch).stretched(of_function) + noise) * factor
+
+    def log_density(stretch: float) -> float:
+        return float(weight @ _log_prob(y, mean, variance(stretch), output.freedom))
+
+    def holds(stretch: float) -> bool:
+        inside = _distance(y, mean, variance(stretch)) <= end
+        return bool(weight @ inside.to(weight) >= _STRETCH_LEVEL * weight.sum())
+
+    best = max(_STRETCHES, key=log_density)
+    enough = next(filter(holds, _STRETCHES), math.inf)
+    return min(max(best, enough), _MOST_ABOVE * best)
+
+
+def _distance(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return distances ``[n]`` from the mixtures' means, in their standard deviations."""
+    spread = (variance.mean(0) + mean.var(0, correction=0)).sqrt()
+    return (y - mean.mean(0)).abs() / spread
+
+
+def _log_prob(y: Tensor, mean: Tensor, variance: Tensor, freedom: float) -> Tensor:
+    """Return log-densities ``[n]`` of mixtures of Student's t."""
+    t = StudentT(torch.full_like(mean, freedom), mean, variance.sqrt())
+    return t.log_prob(y).logsumexp(0) - math.log(len(mean))
+
+
+def _quantile(level: float, freedom: float) -> float:
+    """Return the end of the central interval of a probability."""
+    return float(student.ppf((1 + level) / 2, freedom))
