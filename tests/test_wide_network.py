@@ -9,11 +9,12 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from scipy.optimize import check_grad
-from scipy.stats import multivariate_normal
+from scipy.stats import boxcox, multivariate_normal
 from sklearn.datasets import make_friedman1
 
 from pyro_bbb.sklearn import BayesianRegressor
 from pyro_bbb.sklearn import _wide_network as wide
+from pyro_bbb.sklearn._skewed_columns import SkewedColumns
 from pyro_bbb.sklearn._wide_network import Scales, covariance, variance
 
 THETA = torch.tensor([0.3, -0.2, -0.4, 0.7, -0.6, -2.0], dtype=torch.double)
@@ -203,6 +204,37 @@ def test_saves_and_pickles_predict_the_same(fitted, table, tmp_path):
     expected = fitted.predict(table[2], return_std=True)
     for again in (BayesianRegressor.load(tmp_path / "model"), joblib.load(tmp_path / "pickle")):
         assert_allclose(again.predict(table[2], return_std=True), expected, rtol=1e-12)
+
+
+def test_skewed_columns_are_repeated_by_the_likeliest_power():
+    rng = np.random.default_rng(0)
+    x = rng.gamma((0.3, 0.8, 50.0), size=(400, 3))
+    x = np.c_[x, rng.integers(2, size=400)]  # a mark, which has no shape
+    skewed = SkewedColumns.learn(torch.tensor((x - x.mean(0)) / x.std(0)))
+    assert skewed.column.tolist() == [0, 1]
+    for column, power in zip(skewed.column, skewed.power, strict=True):
+        u = 1 + 10 * (x[:, column] - x[:, column].min()) / x[:, column].std()
+        assert abs(boxcox(u)[1] - float(power)) <= 0.125  # half a step
+    new = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [-3.1, 0.0, 0.0, 0.0]], dtype=torch.double)
+    below = skewed(new)  # a line of slope 10 in u
+    assert below.shape == (2, 6) and below.isfinite().all()
+    assert_allclose(below[0, 4] - below[1, 4], 1.0 / skewed.std[0])
+
+
+def test_logarithms_of_columns_are_found(tmp_path):
+    rng = np.random.default_rng(0)
+    x = np.exp(rng.normal(size=(400, 1)))
+    y = np.sin(3 * np.log(x[:, 0])) + 0.1 * rng.normal(size=400)
+    model = BayesianRegressor(random_state=0).fit(x[:200], y[:200])
+    by_log = BayesianRegressor(random_state=0).fit(np.log(x[:200]), y[:200])
+    scores = [
+        part.score_samples(inputs, y[200:]).mean()
+        for part, inputs in ((model, x[200:]), (by_log, np.log(x[200:])))
+    ]
+    assert scores[0] > scores[1] - 0.2  # -.14; without a transform -.27
+    model.save(tmp_path)
+    again = BayesianRegressor.load(tmp_path)
+    assert_allclose(again.predict(x), model.predict(x), rtol=1e-12)
 
 
 def test_weights_count_rows(table, tmp_path):

@@ -30,6 +30,7 @@ from pyro_bbb._utils.files import LoadError
 from pyro_bbb._utils.threads import use_threads
 from pyro_bbb.distributions.observation import Normal, StudentT
 from pyro_bbb.prediction import GaussianPrediction
+from pyro_bbb.sklearn._skewed_columns import SkewedColumns
 from pyro_bbb.sklearn._wide_network import LeftOut, WideNetwork, blocks_left_out, fit_wide
 from pyro_bbb.training.history import History
 
@@ -94,10 +95,12 @@ class WidePosterior:
 
     Args:
         outputs: one for each target.
+        skewed: columns that the networks see a second time, transformed.
         num_seen: rows, or their weights, that it was learned from.
     """
 
     outputs: tuple[Output, ...]
+    skewed: SkewedColumns
     num_seen: float
 
     model = None  # in the place of a model with latents
@@ -119,6 +122,7 @@ class WidePosterior:
     ) -> GaussianPrediction:
         """Return the posterior predictive: a mixture over the draws of the scales."""
         with torch.no_grad(), use_threads(n_jobs):
+            x = self.skewed(x)
             moments = [torch.stack(output.moments(x)) for output in self.outputs]
             mean, variance, noise = torch.stack(moments, -1)  # each [J, n, t]
         freedom = torch.tensor([output.freedom for output in self.outputs], dtype=mean.dtype)
@@ -141,7 +145,7 @@ class WidePosterior:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that `from_tensors` needs."""
-        tensors = {}
+        tensors = {f"skewed.{name}": values for name, values in vars(self.skewed).items()}
         for i, output in enumerate(self.outputs):
             numbers = [output.freedom, output.scale, output.usual, output.stretch]
             tensors[f"{i}.numbers"] = torch.tensor(numbers, dtype=torch.double)
@@ -158,10 +162,28 @@ class WidePosterior:
         """Return the posterior of saved tensors for a number of input columns."""
         count = sum(name.endswith(".numbers") for name in tensors)
         try:
+            skewed = _saved_skewed(tensors, columns)
+            columns += len(skewed.column)
             outputs = tuple(_output(tensors, str(i), columns) for i in range(count))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise LoadError(f"the tensors are not those of a wide network: {error!r}") from error
-        return cls(outputs, num_seen)
+        return cls(outputs, skewed, num_seen)
+
+
+def _saved_skewed(tensors: dict[str, Tensor], columns: int) -> SkewedColumns:
+    """Return the transforms of saved tensors, whose form is checked."""
+    prefix = "skewed."
+    skewed = SkewedColumns(
+        **{k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
+    )
+    column, *numbers = vars(skewed).values()
+    inside = column.dtype == torch.long and ((column >= 0) & (column < columns)).all()
+    for x in numbers:
+        if not (x.shape == column.shape and x.dtype == torch.double and x.isfinite().all()):
+            raise ValueError(f"transforms must be finite, in double precision, got {x}")
+    if not (column.dim() == 1 and inside and (skewed.std > 0).all()):
+        raise ValueError(f"transforms must be of columns below {columns}, got {column}")
+    return skewed
 
 
 def _output(tensors: dict[str, Tensor], i: str, columns: int) -> Output:
@@ -222,8 +244,10 @@ def learn_wide(
                 f"inference='wide', got {float(weight.min()):g} and {float(weight.max()):g}: give "
                 "the smallest 0, or take inference='variational'"
             )
+        skewed = SkewedColumns.learn(x)
+        x = skewed(x)
         outputs = tuple(_learn_output(*_merged(x, column, weight), seed) for column in y.T)
-    return WidePosterior(outputs, float(weight.sum()))
+    return WidePosterior(outputs, skewed, float(weight.sum()))
 
 
 def _merged(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
