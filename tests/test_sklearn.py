@@ -622,6 +622,21 @@ def test_early_stopping_keeps_the_weights_of_the_best_pass(make):
         make(early_stopping=True, validation_fraction=0.999).fit(x, y)
 
 
+def test_early_stopping_validates_by_the_weights_of_rows():
+    # nine rows of ten, of little weight, have the opposite labels: without weights every pass
+    # after the first looks worse
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    light = np.arange(300) % 10 > 0
+    y = (x[:, 0] > 0) ^ light
+    weight = np.where(light, 1e-3, 10.0)
+    options = {"max_epochs": 100, "n_iter_no_change": 30, "random_state": 0}
+    model = BayesianClassifier(early_stopping=True, **options).fit(x, y, weight)
+    new = rng.normal(size=(300, 2))
+    assert model.score(new, new[:, 0] > 0) > 0.9
+    assert min(model.history_.validation_loss) < 0.3
+
+
 def test_auto_flattens_probabilities_of_labels_without_signal(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 5)), rng.integers(2, size=60)

@@ -12,6 +12,7 @@ from scipy.optimize import check_grad
 from scipy.stats import boxcox, multivariate_normal
 from sklearn.datasets import make_friedman1
 
+from pyro_bbb import LoadError, load
 from pyro_bbb.sklearn import BayesianRegressor
 from pyro_bbb.sklearn import _wide_network as wide
 from pyro_bbb.sklearn._skewed_columns import SkewedColumns
@@ -201,6 +202,8 @@ def test_samples_have_the_predicted_moments(fitted, table):
 def test_saves_and_pickles_predict_the_same(fitted, table, tmp_path):
     fitted.save(tmp_path / "model")
     joblib.dump(fitted, tmp_path / "pickle")
+    with pytest.raises(LoadError, match=r"model holds .*, which BayesianRegressor\.load reads"):
+        load(tmp_path / "model")
     expected = fitted.predict(table[2], return_std=True)
     for again in (BayesianRegressor.load(tmp_path / "model"), joblib.load(tmp_path / "pickle")):
         assert_allclose(again.predict(table[2], return_std=True), expected, rtol=1e-12)

@@ -163,6 +163,8 @@ def load(
     if likelihood is not None:
         kind("likelihood", likelihood, Likelihood)
     spec, tensors = read(_folder(path))
+    if "wide" in spec:
+        raise LoadError(f"{path} holds a wide network, which BayesianRegressor.load reads")
     with torch.random.fork_rng(devices=[]), loading(path, spec.get("versions")):
         require_form(spec, _FORM)
         loaded = _load(spec, tensors, {"network": network, "likelihood": likelihood})

@@ -64,6 +64,7 @@ _SMALLEST, _LARGEST, _BATCHES = 64, 1024, 100  # default batch: rows / 100, in [
 _SHARPENED, _SHARPENING_DRAWS = 1000, 100  # rows and draws that choose the sharpness
 _LARGE_GAIN = 0.1  # of the loss, beyond which the likelihood is raised
 _SHARPNESSES = [2 ** (i / 6) for i in range(-12, 13)]  # from 1/4 to 4
+_DRAWN = 10  # times that a held-out row is drawn on average, where rows have weights
 _NOISE_DRAWS = 100  # networks drawn for the noise of further rows
 _DECAY = 1.0  # epochs of the falling rate, for each epoch before
 _ONE_THREAD = 2**16  # weights up to which one processor thread is fastest
@@ -359,6 +360,10 @@ def _held_out(
     order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
     out, kept = order[:held_out], order[held_out:]
     weight = None if rows.weight is None else rows.weight[kept]
+    if rows.weight is not None:  # validation has no weights: draw its rows by them
+        shares = rows.weight[out] / rows.weight[out].sum()
+        with seeded(seed):
+            out = out[torch.multinomial(shares, _DRAWN * held_out, replacement=True)]
     options = {name: length[name] for name in ("epochs", "batch_size")} | {
         "lr_schedule": "constant",
         "validation": (rows.x[out], rows.y[out]),

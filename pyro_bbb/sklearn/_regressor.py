@@ -80,9 +80,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
     ) -> BayesianRegressor:
         """Learn from further rows without the earlier ones: the posterior is their prior.
 
-        Chains do not have this method. The first call is a `fit` by a guide, and sets the scales
-        of inputs and targets. Rows given twice count as two observations. A learned noise becomes
-        its running estimate.
+        Chains and wide networks do not have this method. The first call is a `fit` by a guide, and
+        sets the scales of inputs and targets. Rows given twice count as two observations. A learned
+        noise becomes its running estimate.
 
         Args:
             X: inputs, ``[n, features]``.
