@@ -492,7 +492,7 @@ class Linearization:
         return _gradient((self.by_z * vector).sum(), self.guide.loc).detach()
 
     def _pulled_back(self, vector: Tensor) -> Iterator[tuple[LayerUse, Tensor]]:
-        r"""Yield $J^\top v$ at each use's output, ``[n, positions, out]``, for v ``[n, K]``."""
+        r"""Yield $J^\top v$ at each use's output, ``[n, out, positions]``, for v ``[n, K]``."""
         targets = [use.output for use in self.uses]
         grads = torch.autograd.grad((self.f * vector).sum(), targets, retain_graph=True)
         for use, by_output in zip(self.uses, grads, strict=True):
@@ -512,8 +512,8 @@ class Linearization:
         outer: dict[str, Any] = dict.fromkeys([use.weight for use in self.uses], 0.0)
         for column in root_of(self.curvature).unbind(-1):  # Lambda = sum of column column^T
             for use, gradients in self._pulled_back(column):
-                g = gradients.flatten(0, 1)
-                outer[use.weight] = outer[use.weight] + g.T @ g
+                g = gradients.movedim(1, 0).flatten(1)
+                outer[use.weight] = outer[use.weight] + g @ g.T
         factors: dict[str, tuple[Tensor, ...]] = {}
         for use in self.uses:
             a = use.inputs.flatten(0, 1)
@@ -532,12 +532,12 @@ class Linearization:
         for value, vector in zip(values.unbind(-1), vectors.unbind(-1), strict=True):
             for use, g in self._pulled_back(vector):
                 if use.bias is not None:
-                    sums[use.bias] = sums.get(use.bias, 0.0) + value @ g.sum(1).square()
-                if g.shape[1] == 1:
-                    square = value[:, None] * g[:, 0].square()
+                    sums[use.bias] = sums.get(use.bias, 0.0) + value @ g.sum(2).square()
+                if g.shape[2] == 1:
+                    square = value[:, None] * g[:, :, 0].square()
                     single[use.weight] = single.get(use.weight, 0.0) + square
                 else:
-                    squares = torch.einsum("n,noi->oi", value, (g.mT @ use.inputs).square())
+                    squares = torch.einsum("n,noi->oi", value, (g @ use.inputs).square())
                     sums[use.weight] = sums.get(use.weight, 0.0) + squares
         for use in self.uses:
             if use.weight in single:  # the square of a product is the product of squares

@@ -14,7 +14,8 @@ over positions t where its weights are used, has $J_k = \sum_t g_{kt} a_t^\top$.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from pyro_bbb._utils.inputs import (
     tensor_of,
     with_tensors,
 )
-from pyro_bbb.guides.covariance import CovariancePart, Dense, Kronecker, PartsNormal
+from pyro_bbb.guides.covariance import Dense, Kronecker, PartsNormal
 from pyro_bbb.latents import Latents, substituted
 
 _NUMBERS = 2**25  # of derivatives at once
@@ -127,27 +128,36 @@ def moments_by_layer(model: Any, latents: Latents, normal: PartsNormal, x: Rows)
             outputs = f.flatten(1).sum(0).unbind()
         targets = [use.output for use in layers.uses]
         grads = [torch.autograd.grad(output, targets, retain_graph=True) for output in outputs]
-        covariance = f.new_zeros(len(f), len(outputs), len(outputs))
-        for use, by_output in zip(layers.uses, zip(*grads, strict=True), strict=True):
-            g = torch.stack([use.gradients(grad) for grad in by_output], dim=1)  # [n, K, t, out]
-            covariance += _layer_covariance(blocks[use.weight], use.inputs, g)
-            if use.bias is not None:
-                root = blocks[use.bias].times_root(g.sum(2))
-                covariance += root @ root.mT
+        with torch.no_grad():
+            covariance = f.new_zeros(len(f), len(outputs), len(outputs))
+            for use, by_output in zip(layers.uses, zip(*grads, strict=True), strict=True):
+                g = torch.stack([use.gradients(grad) for grad in by_output], dim=1)
+                _add_layer(covariance, blocks[use.weight], use, g)  # g is [n, K, out, t]
+                if use.bias is not None:
+                    root = blocks[use.bias].times_root(g.sum(3))
+                    covariance += root @ root.mT
         means.append(f.detach())
-        covariances.append(covariance.detach())
+        covariances.append(covariance)
     return OutputMoments.jointly(torch.cat(means), torch.cat(covariances))
 
 
-def _layer_covariance(part: CovariancePart, a: Tensor, g: Tensor) -> Tensor:
-    """Return a weight's share ``[n, K, K]``, for a ``[n, t, in]`` and g ``[n, K, t, out]``."""
-    if a.shape[1] == 1 and isinstance(part, Kronecker):
-        rotated = g.squeeze(2) @ part.out  # [n, K, out]
-        squares = (a.squeeze(1) @ part.inner).square() @ part.scale.square().T  # [n, out]
-        return (rotated * squares.unsqueeze(1)) @ rotated.mT
-    jacobian = g.mT @ a.unsqueeze(1)  # [n, K, out, in]
-    root = part.times_root(jacobian.flatten(2))
-    return root @ root.mT
+def _add_layer(covariance: Tensor, part: Any, use: LayerUse, g: Tensor) -> None:
+    """Add a weight's share to ``covariance`` ``[n, K, K]``, for gradients ``[n, K, out, t]``."""
+    _, outputs, out, positions = g.shape
+    if positions == 1:
+        rotated = g.squeeze(3) @ part.out  # [n, K, out]
+        squares = use.times(part.inner)[:, 0].square() @ part.scale.square().T  # [n, out]
+        covariance += (rotated * squares.unsqueeze(1)) @ rotated.mT
+        return
+    # P times the smaller of a [t, in] and J [K out, in]
+    rotate_first = positions < outputs * out
+    inputs = use.times(part.inner) if rotate_first else use.inputs
+    # each example by itself, whose derivatives [K, out, in] stay in the processor's cache
+    for total, a, gradients in zip(covariance, inputs, g, strict=True):
+        jacobian = (part.out.T @ gradients).flatten(0, 1) @ a
+        jacobian = jacobian if rotate_first else jacobian @ part.inner
+        root = jacobian.view(outputs, *part.scale.shape).mul_(part.scale).flatten(1)
+        total.addmm_(root, root.T)
 
 
 # --- the network as a function of its latents ---
@@ -234,13 +244,30 @@ class LayerUse:
 
     weight: str
     bias: str | None  # None if it is not watched
-    inputs: Tensor  # a, [n, positions, in]
+    input: Tensor
     output: Tensor
+    size: tuple[int, ...] | None = None  # of a convolution's kernel, [channels, height, width]
+    options: Mapping[str, Any] = field(default_factory=dict)  # stride, padding, dilation
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """Inputs a, ``[n, positions, in]``: of a convolution the patches."""
+        if self.size is None:
+            return self.input.reshape(len(self.input), -1, self.input.shape[-1])
+        return F.unfold(self.input, self.size[1:], **self.options).mT
+
+    def times(self, matrix: Tensor) -> Tensor:
+        """Return `inputs` times a matrix ``[in, m]``, ``[n, positions, m]``."""
+        if self.size is None:
+            return self.inputs @ matrix
+        kernel = matrix.T.unflatten(1, self.size)
+        return F.conv2d(self.input, kernel, **self.options).flatten(2).mT
 
     def gradients(self, by_output: Tensor) -> Tensor:
-        """Return gradients at the output as ``[n, positions, out]``."""
-        channels_last = by_output.movedim(1, -1) if self.output.dim() == 4 else by_output
-        return channels_last.reshape(len(by_output), -1, channels_last.shape[-1])
+        """Return gradients at the output as ``[n, out, positions]``."""
+        if self.size is not None:
+            return by_output.flatten(2)
+        return by_output.reshape(len(by_output), -1, by_output.shape[-1]).mT
 
 
 class LayerUses(TorchFunctionMode):
@@ -258,22 +285,26 @@ class LayerUses(TorchFunctionMode):
         if self.tensors and func in (F.linear, F.conv2d):
             by_name = dict(zip(_ARGUMENTS, args, strict=False)) | (kwargs or {})
             weight, bias = (self.tensors.get(id(by_name.get(name))) for name in ("weight", "bias"))
-            inputs = None if weight is None else _positions(func, by_name)
-            if weight is not None and inputs is not None:
-                self.uses.append(LayerUse(weight, bias, inputs, output))
+            if weight is not None and by_name.get("groups", 1) == 1:
+                self.uses.append(LayerUse(weight, bias, *_input(func, by_name, output)))
         return output
 
 
-def _positions(function: Any, arguments: Mapping[str, Any]) -> Tensor | None:
-    """Return inputs ``[n, positions, in]``: of a convolution the patches; none for groups."""
+def _input(function: Any, arguments: Mapping[str, Any], output: Tensor) -> tuple[Any, ...]:
+    """Return input and output of a layer, and of a convolution the kernel's size and options."""
     x: Tensor = arguments["input"].detach()
-    if function is not F.conv2d:
-        return x.reshape(len(x), -1, x.shape[-1])
-    padding = arguments.get("padding", 0)
-    if arguments.get("groups", 1) != 1 or isinstance(padding, str):
-        return None
-    size, options = arguments["weight"].shape[2:], (arguments.get("dilation", 1), padding)
-    return F.unfold(x, size, *options, arguments.get("stride", 1)).mT
+    if function is F.linear:
+        return x, output
+    size = arguments["weight"].shape[1:]
+    default = {"stride": 1, "padding": 0, "dilation": 1}
+    options = {name: arguments.get(name, value) for name, value in default.items()}
+    if isinstance(options["padding"], str):
+        dilation = torch.nn.modules.utils._pair(options["dilation"])
+        extra = [d * (s - 1) for d, s in zip(dilation, size[1:], strict=True)]
+        if options["padding"] == "same":  # with more on the right
+            x = F.pad(x, [n for e in reversed(extra) for n in (e // 2, e - e // 2)])
+        options["padding"] = 0
+    return x, output, size, options
 
 
 def root_of(matrices: Tensor) -> Tensor:
