@@ -413,11 +413,14 @@ def test_draws_have_the_covariance_that_the_outputs_have(double, structure):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize(
     ("layers", "shape"),
     [
         ([nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4, bias=False), nn.ReLU()], (5,)),
+        ([nn.Linear(5, 6), nn.ReLU(), nn.Flatten(), nn.Linear(18, 4)], (3, 5)),
         ([nn.Conv2d(2, 3, 3, padding=1, stride=2), nn.ReLU(), nn.Conv2d(3, 1, 3)], (2, 8, 8)),
+        ([nn.Conv2d(2, 6, (2, 3), padding="same"), nn.ReLU(), nn.Conv2d(6, 1, 1)], (2, 2, 2)),
     ],
 )
 def test_kronecker_moments_by_layer_are_those_of_the_jacobian(double, layers, shape):
