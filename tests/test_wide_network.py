@@ -174,7 +174,7 @@ def test_the_band_widens_in_a_gap_where_blocks_left_out_surprise():
         far = np.where(rng.random(number) < 0.5, -1, 1) * rng.uniform(0.35, 1, number)
         x[:, 0] = 0.35 * x[:, 0] if inside else far
         level = np.floor(4 * x[:, 0])  # of steps that no other step predicts
-        return x, level * np.sign(np.sin(37 * level)) + x[:, 1] + 0.1 * rng.normal(size=number)
+        return x, 3 * level * np.sign(np.sin(37 * level)) + x[:, 1] + 0.1 * rng.normal(size=number)
 
     model = BayesianRegressor(random_state=0).fit(*rows(False, 200))
     gap, (x, _) = rows(True, 300), rows(False, 300)

@@ -42,11 +42,11 @@ from torch import Tensor
 
 Energy = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
 
-_EVIDENCE_ROWS, _INDUCING, _LEFT_OUT = 500, 1000, 2000  # most rows
+_EVIDENCE_ROWS, _INDUCING, _LEFT_OUT = 400, 1000, 2000  # most rows
 _BLOCK = 4096  # rows at once
 _PARTS, _COLUMNS = 3, 30  # blocks of rows along each column, and most columns
-_ITERATIONS, _REFINEMENTS = 80, 10  # of L-BFGS
-_WARMUP, _LEAPS = 12, 3  # steps of HMC, and leaps of each
+_ITERATIONS, _REFINEMENTS = 80, 6  # of L-BFGS
+_WARMUP, _LEAPS = 8, 3  # steps of HMC, and leaps of each
 _START = (-0.5, 2.3, -2.0, -2.3)  # logarithms of a, s, b and the noise
 _JITTER = 1e-9  # on the covariance's diagonal, relative to its mean
 _BELOW_ONE = 1e-10  # from 1 to the largest cosine, whose arcsine has a finite slope

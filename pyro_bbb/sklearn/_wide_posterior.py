@@ -261,7 +261,7 @@ def _merged(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _learn_output(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> Output:
-    work = (x.shape[1] + 40) * min(len(x), 500) ** 2  # of the evidence's curvature and chain
+    work = (x.shape[1] + 40) * min(len(x), 400) ** 2  # of the evidence's curvature and chain
     single = work > _MOST_WORK or len(x) > _MANY_ROWS
     draws = 1 if single else _FEW_DRAWS
     # a row of weight w has the information of w rows on the function: noise variance / w
