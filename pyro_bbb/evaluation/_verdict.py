@@ -274,9 +274,9 @@ def _guide_rows(
     nats = torch.tensor(losses)
     # the baseline is an estimate, by four draws
     loss, limit = float(nats.mean()), least_costs(model, [(x, y)])[0] + 2 * float(nats.std())
-    text, remedy = "a posterior that ignores the data has a better ELBO", "train longer"
+    text = "a posterior that ignores the data has a better ELBO"
     numbers = loss / len(y), f"<= {limit / len(y):.2f}", loss <= limit
-    yield Row("negative ELBO per example", *numbers, None, text, remedy)
+    yield Row("negative ELBO per example", *numbers, None, text, "train longer, at temperature 1")
     k = metrics.pareto_k(-nats)
     text = f"importance weights cannot correct the guide, Pareto k {k:.2f}"
     yield Row("Pareto k", k, "<= 0.7", k <= 0.7, None if k <= 0.7 else OFF, text)

@@ -4,7 +4,9 @@ r"""Baseline of training: the best negative ELBO of some posteriors that ignore 
 Their weights are Normals around the prior's means, with the prior's standard deviations times a
 factor: of all weights, or of the last layer's alone, which makes the outputs nearly constant.
 A trained guide should be better. One that is not has stopped far from the posterior. Its data cost
-should be below that of each of them as well, or it has learned nothing.
+should be below that of each of them as well, or it has learned nothing. At a temperature $T < 1$
+that holds for the data cost of rows left out, too: by first-order sensitivity, without row i the
+posterior's mean of $\log p_i$ is smaller by $\mathrm{Var}[\log p_i] / T$ (Watanabe 2010, WAIC).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
@@ -26,14 +28,25 @@ from torch.distributions import constraints
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.inputs import Rows, weight_of
 from pyro_bbb.data import Minibatches
+from pyro_bbb.guides.scale_kl import with_kl_weight
 from pyro_bbb.latents import drawn
 from pyro_bbb.likelihoods import Bernoulli, Categorical
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._batches import Batch, Batches
 from pyro_bbb.training.history import History
 
+if TYPE_CHECKING:
+    from pyro_bbb.training._fit import Options
+
 FACTORS = tuple(4.0**-k for k in range(1, 7))
 _DRAWS = 4  # of each of the best three
+_ERROR = 0.05  # of a data cost per example, by 256 of them whose costs vary by 0.8
+_FAR = 5.5  # sum of Adam's rates that moves a rho from -5 to the scale of a standard Normal
+_COLLAPSED = (
+    "it has collapsed to the prior, or the inputs are not informative (docs/questions/elbo.md)"
+)
+_LARGE_LR = 0.1  # of Adam, where posterior standard deviations are 0.01 to 1
+UNSCALED = 20.0  # factor between 1 and inputs, targets, or outputs at draws from the prior
 PASSES = 1 + 2 * len(FACTORS) + 3 * _DRAWS  # 25 draws of the weights, over the same examples
 
 
@@ -73,7 +86,7 @@ def _entropy_of_labels(batches: Batches) -> float:
     return float((counts / len(source.y) * (counts.sum() / counts).log()).sum())
 
 
-def warn_if_undertrained(history: History) -> None:
+def warn_if_undertrained(options: Options, batches: Batches, history: History) -> None:
     """Warn where the last (or best) epoch's objective, or data cost, is worse than the baseline."""
     least_loss = history.baseline_per_example
     if least_loss is None or not history.loss:
@@ -81,13 +94,19 @@ def warn_if_undertrained(history: History) -> None:
     last = -1 if history.best_epoch is None else history.best_epoch
     loss, nll = (record[last] / history.num_data for record in (history.loss, history.nll))
     kl, least_nll = loss - nll, history.baseline_nll_per_example or math.inf
-    longer = "train longer, or with a larger lr. See docs/guide/trained.md, and bbb.check."
-    if kl > least_loss and nll > least_nll:
-        reached, least = f"a data cost of {nll:.3g}", f"{least_nll:.3g}"
+    reached, least = f"a data cost of {nll:.3g}", f"{least_nll:.3g}"
+    # a step is of about lr in Adam, and of lr times Newton's step in IVON
+    most = 1.0 if options.ivon else _LARGE_LR if options.optimizer is None else math.inf
+    too_fast, longer = (options.lr or 0.0) > most, "train longer, or with a larger lr"
+    if too_fast:
+        longer = f"lr={options.lr:g} is too large, take a lower lr"
+    elif sum(history.steps.lr) > _FAR:
+        longer += _or_a_narrower_prior(batches)
+    constant = abs(nll - least_nll) < _ERROR  # in its outputs
+    if (loss > least_loss and constant) or (kl > least_loss and nll > least_nll):
         why = (
             "The network has learned nothing: steps that are too large at the start kill its units "
-            "(take a lower lr, or lr_schedule='warmup_cosine'), or training is too short. See "
-            "docs/guide/trained.md."
+            "(take a lower lr, or lr_schedule='warmup_cosine'), or training is too short"
         )
     elif kl > least_loss:
         reached, least = f"a KL term of {kl:.3g}", f"a negative ELBO of {least_loss:.3g}"
@@ -99,19 +118,52 @@ def warn_if_undertrained(history: History) -> None:
         reached, least = f"a negative ELBO of {loss:.3g}", f"{least_loss:.3g}"
         why = f"The guide is far from the posterior: {longer}"
     elif nll > least_nll:
-        reached, least = f"a data cost of {nll:.3g}", f"{least_nll:.3g}"
-        why = (
-            "The guide has learned little or nothing: it has collapsed to the prior, or the inputs "
-            "are not informative. See docs/questions/elbo.md."
+        why = f"The guide has learned little or nothing: {longer if too_fast else _COLLAPSED}"
+    elif (cost := _cost_left_out(options, batches, history.kl_weight[last])) > least_nll:
+        reached = (
+            f"an estimated data cost of {cost:.3g} for rows left out, {nll:.3g} for rows seen,"
         )
+        why = "The posterior is too cold, and overconfident: take a temperature nearer 1"
     else:
         return
     warnings.warn(
         f"training ended at {reached} nats per example; a posterior that ignores the data reaches "
-        f"{least}. {why}",
+        f"{least}. {why}. See docs/guide/trained.md, and bbb.check.",
         UndertrainedWarning,
         stacklevel=4,
     )
+
+
+@torch.no_grad()
+def _or_a_narrower_prior(batches: Batches) -> str:
+    """Return the advice to take another prior, where outputs at draws from it are far from 1."""
+    x, _ = batches.spread()
+    with seeded(0), poutine.block(), evaluating(batches.model):
+        std = fmean(float(batches.model.network(x).std()) for _ in range(_DRAWS))
+    if std <= UNSCALED:
+        return ""
+    return (
+        ", or take a narrower prior, such as 'fan_in_normal': networks drawn from this one have "
+        f"outputs of standard deviation {std:.3g}"
+    )
+
+
+@torch.no_grad()
+def _cost_left_out(options: Options, batches: Batches, temperature: float) -> float:
+    r"""Estimate the data cost of rows left out, $-\log E[p_i] + \mathrm{Var}[\log p_i] / T$."""
+    if temperature > 0.99:  # the posterior's noise alone would count
+        return 0.0
+    x, y = batches.spread()
+    guide, model, draws = with_kl_weight(options.guide), batches.model, []
+    with seeded(0), poutine.block(), evaluating(model):
+        for _ in range(4 * _DRAWS):
+            replayed = poutine.replay(model, poutine.trace(guide).get_trace(x, y, 1.0))
+            trace = poutine.trace(replayed).get_trace(x, y)
+            trace.compute_log_prob()
+            draws.append(trace.nodes["obs"]["unscaled_log_prob"])
+    log_p = torch.stack(draws)
+    seen = log_p.logsumexp(0) - math.log(len(log_p))
+    return float((log_p.var(0) / temperature - seen).mean())
 
 
 @torch.no_grad()
@@ -142,7 +194,7 @@ def _candidates(model: BayesianModel, x: Rows, y: Tensor) -> Iterator[dict[str, 
     yield dict.fromkeys(names, 1.0)
     for factor in FACTORS:
         yield dict.fromkeys(names, factor)
-        yield dict.fromkeys(names, 1.0) | dict.fromkeys(last, factor)
+        yield dict.fromkeys(names, 1.0) | dict.fromkeys(last, factor**2)  # outputs may be large
 
 
 def _has_moments(prior: Any) -> bool:

@@ -279,9 +279,10 @@ def fit(
                 checkpoints.write()
             if stopping and not done.finished:
                 stopping.restore()  # Ctrl-C came; the checkpoint resumes from the latest epoch
-    history = history.completed(done, interrupts.stop)
-    if not interrupts.stop:
-        warn_if_undertrained(history)
+        history = history.completed(done, interrupts.stop)
+        if not interrupts.stop:
+            with frozen.preserved():
+                warn_if_undertrained(options, batches, history)
     return history
 
 

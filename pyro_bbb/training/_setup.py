@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from torch.nn.modules.conv import _ConvNd
 
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.inputs import Rows
+from pyro_bbb._utils.inputs import Rows, parts_of
 from pyro_bbb._utils.validation import as_device, require
 from pyro_bbb.elbo import MinibatchELBO, minibatch_elbo
 from pyro_bbb.guides import ClosedForm, Guide
@@ -27,6 +27,7 @@ from pyro_bbb.latents import declared_names, drawn
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
 from pyro_bbb.pruning import keeping
+from pyro_bbb.training._baseline import UNSCALED
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._ivon import natural_gradients
 from pyro_bbb.training._lr_schedule import MAX_LR_OF_LOCS
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 # Draws of a step at once take memory with their number, and gain nothing for large networks.
 MOST = 2**24  # numbers in all draws
 OF_CONVOLUTIONS = 2**18  # weights of a network with convolutions
-_UNSCALED = 20.0  # factor between targets and 1
 _VECTORISED = ("reparam", "stl")  # estimators; the noise of the others is per example anyway
 
 
@@ -67,7 +67,7 @@ def make_program(
     model, guide = options.model, options.guide
     weighted = with_kl_weight(guide)
     latents = check_fit(model, weighted, *batches.examples)
-    warn_if_unscaled(model, batches.spread()[1])
+    warn_if_unscaled(model, *batches.spread())
     batches.processes.align(tensors_of(model, guide))
     elbo: Any
     names = "loss", "num_particles", "estimator"
@@ -211,13 +211,24 @@ def check_fit(model: BayesianModel, guide: Any, x: Rows, y: Tensor) -> dict[str,
     return {name: p["value"].numel() for name, p in latents.items()}
 
 
-def warn_if_unscaled(model: BayesianModel, y: Tensor) -> None:
-    """Warn where real targets are far from the scale 1 of the outputs at the start."""
+def warn_if_unscaled(model: BayesianModel, x: Rows, y: Tensor) -> None:
+    """Warn where inputs are far above the scale 1 of the weights, or real targets far from it."""
+    for name, values in parts_of(x).items():
+        if name == "sample_weight" or not values.is_floating_point() or not values.numel():
+            continue
+        std, mean = torch.std_mean(values.reshape(len(values), -1).double(), 0, correction=0)
+        size, j = torch.maximum(std, mean.abs()).max(0)
+        if size > UNSCALED:
+            warnings.warn(
+                f"{name} has mean {mean[j]:.3g} and standard deviation {std[j]:.3g} in column {j}; "
+                "the priors expect about 0 and 1. Train on data.standardize(x), images on x / 255.",
+                stacklevel=4,
+            )
     y = y[y.isfinite()]  # others are missing
     if not model.likelihood.has_unit or len(y) < 2:
         return
-    mean, std = float(y.double().mean()), float(y.double().std())
-    if std and not (std > 1 / _UNSCALED and max(std, abs(mean)) < _UNSCALED):
+    std, mean = torch.std_mean(y.double())
+    if std and not (std > 1 / UNSCALED and max(std, abs(mean)) < UNSCALED):
         warnings.warn(
             f"targets have mean {mean:.3g} and standard deviation {std:.3g}; the priors and the "
             "learned noise expect about 0 and 1, and intervals will be wrong otherwise. Train on "
