@@ -32,7 +32,6 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
@@ -45,7 +44,15 @@ from pyro_bbb.guides._autoguides import PointThenNormal
 from pyro_bbb.guides._base import as_batches
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker
 from pyro_bbb.guides.initial_values import InitLoc
-from pyro_bbb.guides.linearization import LayerUse, LayerUses, jacobians, network_outputs, root_of
+from pyro_bbb.guides.linearization import (
+    Head,
+    LayerUse,
+    LayerUses,
+    jacobians,
+    network_outputs,
+    outputs_and_head,
+    root_of,
+)
 from pyro_bbb.latents import over_draws, role_of, sample_names, substituted
 
 Batch: TypeAlias = tuple[Any, Tensor]
@@ -266,8 +273,11 @@ class TotalCurvature:
             zeros = latents.unravel(torch.zeros_like(self.prior))
             block.sum = block.sum + latents.ravel(zeros | batch.diagonal())
             return
-        for jacobian, weighted in batch.jacobians(block.where):
-            block.add(jacobian, weighted)
+        if isinstance(block, DenseBlock) and (head := batch.head(block.where)):
+            block.add_head(head, batch.curvature)
+        else:
+            for jacobian, weighted in batch.jacobians(block.where):
+                block.add(jacobian, weighted)
         if self.coupled:
             block.sum += batch.coupled()
 
@@ -379,18 +389,37 @@ class DiagonalBlock(Block):
 
 
 class DenseBlock(Block):
-    r"""$J^\top \Lambda J$, or $\sum g g^\top$ of a bias; the root is Cholesky's of the inverse."""
+    r"""$J^\top \Lambda J$, or $\sum g g^\top$ of a bias; the root is Cholesky's of the inverse.
+
+    Until `scale` only the lower triangle of the sum counts.
+    """
 
     def add(self, jacobian: Tensor, weighted: Tensor) -> None:
         self.sum = self.sum + weighted.flatten(0, 1).T @ jacobian.flatten(0, 1)
 
+    def add_head(self, head: Head, curvature: Tensor) -> None:
+        """Add that of a last layer, whose J is not made."""
+        if isinstance(self.sum, float):
+            size = self.where.stop - self.where.start
+            self.sum = curvature.new_zeros(size, size)
+        head.add_curvature(self.sum, curvature)
+
+    def scale(self, factor: float, examples: float) -> None:
+        lower = self.sum.tril()
+        self.sum = factor * (lower + lower.tril(-1).mT)
+
     def root(self, prior: Tensor) -> dict[str, Tensor]:
-        precision = 0.5 * (self.sum + self.sum.T) + torch.diag(prior)
-        curvatures = torch.linalg.eigvalsh(precision)
-        rounding = len(precision) * torch.finfo(precision.dtype).eps * curvatures[-1].abs()
-        self._positive(curvatures - rounding, curvatures)
-        normal = dist.MultivariateNormal(torch.zeros_like(prior), precision_matrix=precision)
-        return {"scale_tril": normal.scale_tril}
+        precision = self.sum + torch.diag(prior)
+        # L of a reversed H gives the upper-triangular U with H = U U^T, and H^{-1} = U^{-T} U^{-1}
+        reverse, failed = torch.linalg.cholesky_ex(precision.flip(0, 1))
+        unit = torch.eye(len(prior), dtype=prior.dtype, device=prior.device)
+        root = torch.linalg.solve_triangular(reverse.flip(0, 1).mT, unit, upper=False)
+        rounding = len(precision) * torch.finfo(precision.dtype).eps
+        # the smallest curvature is at least 1 / |root|^2, the largest at most |H|
+        if failed or not root.square().sum() * rounding * precision.norm() < 1:
+            curvatures = torch.linalg.eigvalsh(precision)
+            self._positive(curvatures - rounding * curvatures[-1].abs(), curvatures)
+        return {"scale_tril": root}
 
     def spectrum(self, prior: Tensor) -> Tensor:
         root = self._positive(prior).sqrt()  # the eigenvalues of h^{-1/2} H h^{-1/2}
@@ -470,6 +499,12 @@ class Linearization:
         self.diagonal_of_rest = self.rest_times(torch.ones_like(self.by_z))
         weight = weight_of(x)
         self.weight = self.f.new_ones(len(self.f)) if weight is None else weight
+
+    @torch.no_grad()
+    def head(self, where: slice) -> Head | None:
+        """Return the last layer if a range of the latents is its weight and bias."""
+        loc = self.guide.loc.detach()
+        return outputs_and_head(self.model, self.guide.latents, loc, where, self.x)[1]
 
     def jacobians(self, where: slice) -> Iterator[tuple[Tensor, Tensor]]:
         r"""Yield J ``[n, K, d]`` by a range of latents and $\Lambda J$, for some examples each."""

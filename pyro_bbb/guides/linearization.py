@@ -37,6 +37,7 @@ from pyro_bbb.latents import Latents, substituted
 
 _NUMBERS = 2**25  # of derivatives at once
 _ROWS = 64  # examples in one graph of `moments_by_layer`
+_HEAD_ROWS = 256  # examples of a last layer at once
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
@@ -96,8 +97,7 @@ def moments_by_jacobian(
     where = blocks[0].where if len(blocks) == 1 else slice(0, latents.size)
     f, head = outputs_and_head(model, latents, loc, where, x)
     if head and len(blocks) == 1 and isinstance(blocks[0], Dense):
-        root = head.times(blocks[0].scale_tril)
-        return OutputMoments.jointly(f, root @ root.mT)
+        return OutputMoments.jointly(f, head.covariance(blocks[0].scale_tril))
     covariances = []
     for jacobian in jacobians(model, latents, loc, where, x):  # [rows, K, d]
         covariance = jacobian.new_zeros(())
@@ -211,12 +211,31 @@ class Head:
         by_bias = unit.expand(len(self.inputs), -1, -1)
         return torch.cat([by_weight, by_bias], dim=2) if self.bias else by_weight
 
-    def times(self, columns: Tensor) -> Tensor:
-        """Return `jacobian` times columns ``[out (in + 1), r]``, ``[n, out, r]``."""
-        numbers = self.outputs * self.inputs.shape[1]
-        weight = columns[:numbers].unflatten(0, (self.outputs, -1))
-        product = torch.einsum("ni,oir->nor", self.inputs, weight)
-        return product + columns[numbers:] if self.bias else product
+    def covariance(self, root: Tensor) -> Tensor:
+        r"""Return $J L L^\top J^\top$ ``[n, out, out]`` for a lower-triangular L."""
+        width, covariances = self.inputs.shape[1], []
+        for inputs in self.inputs.split(_HEAD_ROWS):
+            by_bias = root[-self.outputs :] if self.bias else torch.zeros_like(root[: self.outputs])
+            rows = by_bias.repeat(len(inputs), 1, 1)  # J L
+            for k in range(self.outputs):
+                stop = (k + 1) * width  # L is 0 from there on in the rows of output k
+                rows[:, k, :stop].addmm_(inputs, root[stop - width : stop, :stop])
+            covariances.append(rows @ rows.mT)
+        return torch.cat(covariances)
+
+    def add_curvature(self, total: Tensor, curvature: Tensor) -> None:
+        r"""Add $\sum J^\top \Lambda J$ to the lower triangle of ``total``.
+
+        For weights of outputs k and l it is $\sum \Lambda_{kl}\, a a^\top$.
+        """
+        width = self.inputs.shape[1]
+        for k in range(self.outputs):
+            stop = (k + 1) * width
+            weighted = curvature[:, k, : k + 1, None] * self.inputs.unsqueeze(1)
+            total[stop - width : stop, :stop].addmm_(self.inputs.T, weighted.flatten(1))
+        if self.bias:
+            by_weight = torch.einsum("nkl,ni->kli", curvature, self.inputs).flatten(1)
+            total[-self.outputs :] += torch.cat([by_weight, curvature.sum(0)], dim=1)
 
 
 def outputs_and_head(

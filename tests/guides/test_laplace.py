@@ -20,6 +20,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 import pyro_bbb as bbb
+from pyro_bbb.guides import linearization
 from pyro_bbb.guides._laplace import Linearization
 from pyro_bbb.guides.linearization import moments_by_jacobian, output_moments
 
@@ -453,6 +454,22 @@ def test_the_diagonal_by_layers_is_that_of_the_full_curvature(double, monkeypatc
     monkeypatch.setattr(Linearization, "jacobians", None)
     total = guide._total([(x[:20], y[:20]), (x[20:], y[20:])])
     torch.testing.assert_close(total.blocks[0].sum, full)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_last_layer_has_the_curvature_and_moments_of_its_jacobian(double, monkeypatch, bias):
+    layers = nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=bias)
+    network = bbb.bayesianize(nn.Sequential(*layers), prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=N)
+    guide, x, y = Laplace(model, structure="last_layer"), torch.randn(N, 4), torch.arange(N) % 3
+    guide.approximate((x, y))
+    moments = output_moments(model, guide, x)
+    by_layer = covariance(guide), moments.covariance
+    monkeypatch.setattr(Linearization, "head", lambda *_: None)
+    monkeypatch.setattr(linearization, "outputs_and_head", lambda *_: (moments.mean, None))
+    guide.approximate((x, y))
+    by_jacrev = covariance(guide), output_moments(model, guide, x).covariance
+    torch.testing.assert_close(by_layer, by_jacrev)
 
 
 def test_a_layer_without_kronecker_factors_is_named_with_the_structures_that_serve():
