@@ -51,7 +51,10 @@ PASSES = 1 + 2 * len(FACTORS) + 3 * _DRAWS  # 25 draws of the weights, over the 
 
 
 class UndertrainedWarning(UserWarning):
-    """Training ended where a posterior that ignores the data has a better ELBO, or likelihood."""
+    """Training ended where a posterior that ignores the data has a better ELBO, or likelihood.
+
+    At temperatures below 1 the likelihood of rows left out is estimated and compared, too.
+    """
 
 
 @torch.no_grad()
@@ -100,7 +103,7 @@ def warn_if_undertrained(options: Options, batches: Batches, history: History) -
     too_fast, longer = (options.lr or 0.0) > most, "train longer, or with a larger lr"
     if too_fast:
         longer = f"lr={options.lr:g} is too large, take a lower lr"
-    elif sum(history.steps.lr) > _FAR:
+    elif max(kl, loss) > least_loss and sum(history.steps.lr) > _FAR:
         longer += _or_a_narrower_prior(batches)
     constant = abs(nll - least_nll) < _ERROR  # in its outputs
     if (loss > least_loss and constant) or (kl > least_loss and nll > least_nll):
@@ -156,7 +159,7 @@ def _cost_left_out(options: Options, batches: Batches, temperature: float) -> fl
     x, y = batches.spread()
     guide, model, draws = with_kl_weight(options.guide), batches.model, []
     with seeded(0), poutine.block(), evaluating(model):
-        for _ in range(4 * _DRAWS):
+        for _ in range(2 * _DRAWS):
             replayed = poutine.replay(model, poutine.trace(guide).get_trace(x, y, 1.0))
             trace = poutine.trace(replayed).get_trace(x, y)
             trace.compute_log_prob()

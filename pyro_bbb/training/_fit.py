@@ -195,6 +195,7 @@ def fit(
     Warns:
         UndertrainedWarning: training ended where a posterior that ignores the data has a better
             ELBO or a better likelihood (`docs/guide/trained.md`).
+        UserWarning: inputs or targets are far from unit scale.
 
     Raises:
         CheckpointError: a checkpoint cannot be written or read. The one before is whole; model and
