@@ -28,6 +28,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -123,7 +124,8 @@ class Laplace(PointThenNormal):
             Normal priors at any point. ``"hessian"`` is the exact one, of structure ``"full"``,
             positive at a maximum only.
         optimize_prior: whether `approximate` multiplies the prior's standard deviations by the one
-            factor of largest marginal likelihood, `prior_scale`; the point stays.
+            factor of largest marginal likelihood, `prior_scale`; the point stays. ``"layer"``: by
+            one for each layer, of structures ``"kron"`` and ``"diag"``.
         init_loc: initial point, see `AutoSoftplusNormal`.
 
     Raises:
@@ -140,7 +142,7 @@ class Laplace(PointThenNormal):
         *,
         structure: str = "full",
         curvature: str = "ggn",
-        optimize_prior: bool = False,
+        optimize_prior: bool | str = False,
         init_loc: InitLoc | None = None,
     ) -> None:
         if not hasattr(model, "num_data"):
@@ -148,11 +150,18 @@ class Laplace(PointThenNormal):
         super().__init__(model, init_loc=init_loc)
         self._structure = one_of("structure", structure, STRUCTURES)
         self._curvature = one_of("curvature", curvature, CURVATURES)
-        self._optimize_prior = kind("optimize_prior", optimize_prior, bool)
+        if optimize_prior != "layer":
+            kind("optimize_prior", optimize_prior, bool)
+        elif structure not in ("kron", "diag"):
+            raise ValueError(
+                "optimize_prior='layer' has structure='kron' or 'diag', got "
+                f"structure={structure!r}; use optimize_prior=True"
+            )
+        self._optimize_prior = optimize_prior
         if curvature == "hessian" and (structure != "full" or optimize_prior):
             raise ValueError(
                 "curvature='hessian' has structure='full' and no optimize_prior, got "
-                f"structure={structure!r}, optimize_prior={optimize_prior}; use curvature='ggn'"
+                f"structure={structure!r}, optimize_prior={optimize_prior!r}; use curvature='ggn'"
             )
         self.register_buffer("prior_scale", torch.ones(()))
         self._find_declared()
@@ -175,11 +184,16 @@ class Laplace(PointThenNormal):
         if not self._complete:
             self._find_latents(*first)
         total = self._total(chain([first], batches))
-        factor = total.best_prior_factor() if self._optimize_prior else 1.0
-        roots = [block.root(factor * total.prior[block.where]) for block in total.blocks]
+        prior, layers = total.prior.clone(), self._prior_layers()
+        factors = total.best_prior_factors(layers) if self._optimize_prior else [1.0] * len(layers)
+        for ranges, factor in zip(layers, factors, strict=True):
+            for where in ranges:
+                prior[where] *= factor
+        roots = [block.root(prior[block.where]) for block in total.blocks]
         for part, tensors in zip(self.covariance, roots, strict=True):
             part.set(**{name: value.to(self.loc) for name, value in tensors.items()})
-        self.prior_scale.fill_(factor**-0.5)
+        scales = torch.tensor(factors) ** -0.5
+        self.prior_scale.copy_(scales.view_as(self.prior_scale))
         _warn_of_draws(self.model, self, *first)
 
     def reset(self) -> None:
@@ -207,8 +221,19 @@ class Laplace(PointThenNormal):
         total.finish(model.num_data / count)
         return total
 
+    def _prior_layers(self) -> list[list[slice]]:
+        """Return ranges of the latents whose prior has one factor, by layer or all together."""
+        if self._optimize_prior != "layer":
+            return [[part.where for part in self.covariance]]
+        layers: dict[str, list[slice]] = {}
+        for name, where in self._latents.slices.items():
+            layers.setdefault(name.rpartition(".")[0], []).append(where)
+        return list(layers.values())
+
     def _unknown_parts(self) -> list[CovariancePart]:
         slices = self._latents.slices
+        if self._optimize_prior == "layer":
+            self.prior_scale = self.prior_scale.new_ones(len(self._prior_layers()))
         everything = slice(0, self.latent_dim)
         if self._structure == "diag":
             return [Diagonal(everything)]
@@ -292,8 +317,8 @@ class TotalCurvature:
             secant = torch.where(self.slope * z > 0, self.slope / z, 0.0)
             self.prior = torch.where(self.prior > 0, self.prior, secant)
 
-    def best_prior_factor(self) -> float:
-        r"""Return the factor $\tau$ of the prior's precision that maximises the evidence.
+    def best_prior_factors(self, layers: list[list[slice]]) -> list[float]:
+        r"""Return the factor $\tau$ of each layer's prior precision that maximises the evidence.
 
         With curvature $\lambda_i$ of the likelihood in units of the prior's h, of d latents:
 
@@ -310,17 +335,17 @@ class TotalCurvature:
                 "optimize_prior needs a likelihood and priors without latents of their own, got "
                 f"latents {list(latents)}; use Gaussian.learned() for the noise"
             )
-        ranges = [block.where for block in self.blocks]
-        spectra = torch.cat([b.spectrum(self.prior[b.where]).flatten() for b in self.blocks])
-        square = float(sum((self.slope[w].square() / self.prior[w]).sum() for w in ranges))
-
-        def neg_log_evidence(log_factor: float) -> float:
-            factor = math.exp(log_factor)
-            log_det = float((spectra + factor).log().sum()) - len(spectra) * log_factor
-            return 0.5 * (factor * square + log_det)
-
-        optimum = minimize_scalar(neg_log_evidence, bounds=_LOG_FACTORS, method="bounded")
-        return math.exp(optimum.x)
+        spectra = {b.where.start: b.spectrum(self.prior[b.where]) for b in self.blocks}
+        if self.guide._structure == "diag":  # one block, of an entry for each latent
+            spectra = {w.start: spectra[0][w] for ranges in layers for w in ranges}
+        factors = []
+        for ranges in layers:
+            curvatures = torch.cat([spectra[where.start].flatten() for where in ranges])
+            square = sum((self.slope[w].square() / self.prior[w]).sum() for w in ranges)
+            objective = partial(_neg_log_evidence, float(square), curvatures)
+            optimum = minimize_scalar(objective, bounds=_LOG_FACTORS, method="bounded")
+            factors.append(math.exp(optimum.x))
+        return factors
 
     def _is_coupled(self, batch: Linearization) -> bool:
         """Return whether the Hessian has entries besides J's and the diagonal."""
@@ -337,6 +362,12 @@ class TotalCurvature:
                 "latents of its own; use structure='full'"
             )
         return True
+
+
+def _neg_log_evidence(square: float, curvatures: Tensor, log_factor: float) -> float:
+    factor = math.exp(log_factor)
+    log_det = float((curvatures + factor).log().sum()) - len(curvatures) * log_factor
+    return 0.5 * (factor * square + log_det)
 
 
 # --- a part of the covariance ---

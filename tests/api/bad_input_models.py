@@ -481,6 +481,7 @@ GUIDES = [
             "curvature='hessian' has structure='full' and no optimize_prior",
         ),
         ("optimize_prior", "yes", "optimize_prior must be a bool"),
+        ("optimize_prior", "layer", "optimize_prior='layer' has structure='kron' or 'diag'"),
     ),
     row("guides.Laplace.unconstrained_normal", lambda: {"self": approximated()}),
     row(

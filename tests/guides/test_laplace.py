@@ -378,6 +378,26 @@ def test_outputs_have_the_moments_of_laplace_torch(double, network, shape, struc
     assert DELTA / best.prior_scale.item() ** 2 == pytest.approx(precision, rel=0.02)
 
 
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_the_priors_of_layers_have_mackays_fixed_point(double, structure):
+    """The precision times the square of a layer's weights is its number of determined ones."""
+    model, x, y = regression((3, 4, 2), bbb.likelihoods.Categorical())
+    guide = Laplace(model, structure=structure, optimize_prior="layer", init_loc="he")
+    guide.approximate((x, (y > 0).long()))
+    variance, slices = guide.unconstrained_normal().std().square(), guide.latents.slices
+    assert guide.prior_scale.shape == (2,)
+    for i, scale in enumerate(guide.prior_scale, start=1):
+        layer = [slices[f"network.fc{i}.{name}"] for name in ("weight", "bias")]
+        of_layer = torch.cat([torch.arange(guide.latent_dim)[where] for where in layer])
+        precision = 1 / (PRIOR * scale) ** 2
+        determined = len(of_layer) - precision * variance[of_layer].sum()
+        square = guide.loc.detach()[of_layer].square().sum()
+        torch.testing.assert_close(precision * square, determined, rtol=1e-3, atol=0)
+    fresh = Laplace(model, structure=structure, optimize_prior="layer")
+    fresh.load_state_dict(guide.state_dict())
+    assert torch.equal(fresh.prior_scale, guide.prior_scale)
+
+
 def test_a_trunk_of_ordinary_parameters_is_one_of_known_latents(double):
     """No batch leaves a graph, as its gradients are not needed."""
     x, y, net, results = torch.randn(N, 4), torch.arange(N) % 3, mlp(), []
