@@ -12,8 +12,17 @@ $$g \leftarrow \beta_1 g + (1-\beta_1)\hat g, \qquad
   h \leftarrow h - (1-\beta_2)(h-\hat h) + \tfrac12(1-\beta_2)^2\frac{(h-\hat h)^2}{h+\delta},$$
 $$m \leftarrow m - \alpha\,\frac{g/(1-\beta_1^t) + \delta(m-\mu_0)}{h+\delta}.$$
 
-The last term of $h$ keeps $h + \delta$ positive also for negative $\hat h$ (Lin et al. 2020):
-the new $h + \delta$ is $\tfrac12\bigl(1 + (1 - x)^2\bigr)$ times the old one,
+Two additions keep a start far from the optimum sound. No step of a weight exceeds $\alpha/10$, with
+$\alpha$ rising from 0 over the first 5 % of a run; and $h$ starts at the Fisher information of the
+likelihood, the mean over each latent's entries for labels drawn from the model itself:
+
+$$h_0 = \max\Bigl(\overline{\hat g_\text{sum}^2}/B,\ 0.1,\ n_\text{in}/(0.6^2\lambda)-\delta\Bigr),
+  \qquad \hat g_\text{sum} = \nabla\textstyle\sum_{i\le B}-\ln p(\tilde y_i|x_i, m).$$
+
+Its last term bounds the standard deviation that noise of $n_\text{in}$ weights gives a unit.
+
+The last term of the update of $h$ keeps $h + \delta$ positive also for negative $\hat h$ (Lin et
+al. 2020): the new $h + \delta$ is $\tfrac12\bigl(1 + (1 - x)^2\bigr)$ times the old one,
 $x = (1-\beta_2)(h-\hat h)/(h+\delta)$.
 
 Natural gradients follow $E_q[\nabla^2(-\ln p(D|\theta) - \ln p(\theta))]$ (Khan and Rue 2023). Of a
@@ -41,9 +50,10 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.memory import FlatMemory
 from pyro_bbb._utils.validation import positive, probability
-from pyro_bbb.distributions import SummedNormal, softplus
+from pyro_bbb.distributions import SummedNormal
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.elbo import MinibatchELBO, NonFiniteError, Terms, free_energy, minibatch_elbo
 from pyro_bbb.guides import AutoSoftplusNormal
@@ -57,9 +67,10 @@ if TYPE_CHECKING:
 
 IVON_LR = 0.1  # in units of a Newton step
 _WINDOWS = 10.0  # decay times of the Hessian in a run
-# Bounds of the Hessian at the start: below, first steps are too large for networks; above, the
-# means of a short run move too slowly.
-_LEAST_HESSIAN, _MOST_HESSIAN = 1.0, 10.0
+_WARMUP = 0.05  # part of a run in which alpha rises
+_MOST_STEP = 0.1  # of a weight, over alpha: that of Adam's means by default, 0.01, at alpha = 0.1
+_LEAST_HESSIAN = 0.1  # at the start; with less, LeNet-5 loses units
+_MOST_NOISE = 0.6  # at the start: std of a unit's noise at inputs of 1
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -74,7 +85,8 @@ class IVON:
     loss, and its curvature is estimated with that of the likelihood.
 
     Args:
-        hess_init: $h$ at the start; by default that of the guide's scales, clipped to [1, 10].
+        hess_init: $h$ at the start; by default the Fisher information on a first minibatch, at
+            least 0.1, and more where noise of the weights would drown a layer's signal.
         beta1: decay rate of the momentum.
         beta2: decay rate of $h$, as in the paper. By default $1 - 10/\text{steps}$ (at least .9),
             approached over the first quarter of a run: $e^{-9}$ of the initial $h$ is left, and the
@@ -116,6 +128,7 @@ class NaturalGradient(Adam):
         if further := [p for p in parameters if p not in latents]:
             self.add_param_group({"params": further, "max_lr": max_lr})
         self.posterior, self.beta1 = posterior, options.beta1
+        self.warmup = 1 / (_WARMUP * num_steps)
         self.ramp = 4 / num_steps if options.beta2 is None else 1.0  # of 1 - beta2, at each step
         self.beta2 = 1 - min(_WINDOWS / num_steps, 0.1) if options.beta2 is None else options.beta2
         self.defaults.update(asdict(options), beta2=self.beta2)
@@ -157,7 +170,8 @@ class NaturalGradient(Adam):
         ascent = torch.mul(g, lr / debias, out=price).addcmul_(m, lr * delta)
         if q.prior_loc is not None:
             ascent.sub_(lr * delta * q.prior_loc)
-        m.addcdiv_(ascent, torch.add(h, delta, out=curvature), value=-1)
+        bound = _MOST_STEP * lr
+        m.sub_(ascent.div_(torch.add(h, delta, out=curvature)).clamp_(-bound, bound))
         if q.unpruned is not None:
             m.mul_(q.unpruned)
 
@@ -173,6 +187,7 @@ class NaturalGradient(Adam):
         lr = torch.as_tensor(self.param_groups[0]["lr"], dtype=dtype, device=t.device)
         rate1 = (1 - self.beta1) * torch.ones_like(t)
         rate2 = (t * self.ramp).clamp(max=1) * (1 - self.beta2)
+        lr = lr * (t * self.warmup).clamp(max=1)
         return lr * moving, rate1 * moving, rate2 * moving, 1 - self.beta1**t
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -356,8 +371,8 @@ def natural_gradients(
         raise ValueError(
             f"optimizer 'ivon' needs latents of one precision on one device, got {sorted(formats)}"
         )
-    normals = _fixed_normals(model, guide, *batches.examples)
     latents = Latents(guide.latents[name] for name in locs)
+    normals, fisher = _at_the_means(model, latents, latents.ravel(locs), batches.examples[0])
     masks, unpruned = guide.unpruned, None
     if masks:
         every = {n: torch.ones_like(x, dtype=torch.bool) for n, x in locs.items()}
@@ -368,13 +383,13 @@ def natural_gradients(
     precision = latents.ravel(zeros | inverse_squares)
     if unpruned is not None:
         precision.mul_(unpruned)
-    scale = softplus(latents.ravel(rhos).detach())
-    if ivon.hess_init is not None:
-        hessian = torch.full_like(scale, ivon.hess_init)
-    else:  # at which the posterior has the guide's scales; infinite for a pruned entry
+    hessian = torch.full_like(latents.ravel(rhos).detach(), ivon.hess_init or _LEAST_HESSIAN)
+    if ivon.hess_init is None:
         num_data = model.num_data / options.last_kl_weight(model.num_data, len(batches))
-        hessian = (scale.square().reciprocal() - precision) / num_data
-        hessian = hessian.clamp(_LEAST_HESSIAN, _MOST_HESSIAN)
+        fan_in = {n: torch.full_like(x.detach(), math.prod(x.shape[1:])) for n, x in locs.items()}
+        least = (latents.ravel(fan_in) / _MOST_NOISE**2 - precision) / num_data
+        hessian.copy_(fisher.maximum(least).clamp(min=_LEAST_HESSIAN))
+        batches.processes.align([hessian])  # each has drawn its own labels
     vectors = [*locs.values()], [rhos[name] for name in locs]
     posterior = FlatPosterior(*vectors, prior_loc, precision, unpruned, hessian)
     open_priors = frozenset(locs.keys() - normals.keys())
@@ -417,21 +432,28 @@ def _check(guide: Any, options: Options, num_batches: int) -> None:
         )
 
 
-def _fixed_normals(
-    model: BayesianModel, guide: AutoSoftplusNormal, x: Any, y: Tensor
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return location and scale of the latents whose prior is a Normal of fixed numbers.
+def _at_the_means(
+    model: BayesianModel, latents: Latents, loc: Tensor, x: Rows
+) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
+    """Return the fixed Normal priors, as location and scale by latent, and the Fisher information.
 
-    A prior that depends on another latent or on a parameter needs a gradient, as the latents do.
+    A prior that depends on another latent or on a parameter is not fixed: it needs a gradient, as
+    the latents do. The information ``[n]`` is a mean over examples and the entries of a latent.
     """
-    draws = {n: v.detach().requires_grad_() for n, v in guide.median().items()}
-    conditioned = poutine.condition(model, data=draws)
+    z = loc.detach().requires_grad_()
+    conditioned = poutine.condition(model, data=latents.constrain(z))
     with evaluating(model), torch.enable_grad():
-        trace = poutine.trace(conditioned).get_trace(x[:2], y[:2], 0.5)
+        trace = poutine.trace(conditioned).get_trace(x, None, 0.5)
+        obs: Any = trace.nodes["obs"]
+        log_p = obs["fn"].log_prob(obs["value"].detach()).sum()
+        (score,) = torch.autograd.grad(log_p, z, materialize_grads=True)
+    # scores of labels drawn from the model have mean 0: squares of their sum add up
+    squares = latents.unravel(score.square().nan_to_num() / len(x))
+    fisher = latents.ravel({n: v.mean().expand_as(v) for n, v in squares.items()})
     normals = {}
-    for name, latent in guide.latents.items():
+    for name, latent in latents.items():
         normal = innermost(trace.nodes[name]["fn"])
         if latent.transform is None and type(normal) in (dist.Normal, SummedNormal):
             if not (normal.loc.requires_grad or normal.scale.requires_grad):
                 normals[name] = normal.loc.expand(latent.shape), normal.scale.expand(latent.shape)
-    return normals
+    return normals, fisher

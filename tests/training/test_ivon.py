@@ -68,7 +68,7 @@ def test_every_step_is_that_of_the_paper(monkeypatch, engine, num_particles, tem
         "optimizer": IVON(hess_init=h, beta1=0.8, beta2=beta2),
         "num_particles": num_particles,
         "kl_schedule": bbb.KLSchedule(temperature=temperature),
-        "epochs": 4,
+        "epochs": 20,
         "batch_size": batch,
         "lr": 0.05,
     }
@@ -81,10 +81,10 @@ def test_every_step_is_that_of_the_paper(monkeypatch, engine, num_particles, tem
         assert history.steps.loss == pytest.approx(eager.steps.loss, rel=1e-10)
         return
     history = fit(model, guide, (x, y), engine=engine, **options)
-    inputs = batches[-12 * num_particles :]  # after checks of the model
+    inputs = batches[-60 * num_particles :]  # after checks of the model
     m, hessian, g = start, torch.full((4,), h), torch.zeros(4)
     num = n / temperature
-    delta = 0.5**-2 / num
+    delta, bounded = 0.5**-2 / num, []
     for t, lr in enumerate(history.steps.lr, start=1):
         gradients, curvatures = [], []
         for i in range((t - 1) * num_particles, t * num_particles):
@@ -97,7 +97,11 @@ def test_every_step_is_that_of_the_paper(monkeypatch, engine, num_particles, tem
         g = 0.8 * g + 0.2 * g_hat
         retraction = 0.5 * (1 - beta2) ** 2 * (hessian - h_hat) ** 2 / (hessian + delta)
         hessian = beta2 * hessian + (1 - beta2) * h_hat + retraction
-        m = m - lr * (g / (1 - 0.8**t) + delta * m) / (hessian + delta)
+        lr *= min(1, t / (0.05 * 60))  # over the first 5 % of the steps
+        step = lr * (g / (1 - 0.8**t) + delta * m) / (hessian + delta)
+        bounded.append(step.abs() > 0.1 * lr)
+        m = m - step.clamp(-0.1 * lr, 0.1 * lr)
+    assert 0.05 < torch.stack(bounded).double().mean() < 0.95
     sigma = 1 / (num * (hessian + delta)).sqrt()
     torch.testing.assert_close(posterior(guide), (m, sigma), rtol=1e-10, atol=1e-12)
 
@@ -126,7 +130,7 @@ def test_mean_and_scale_reach_the_exact_posterior(name):
 def test_intervals_of_90_percent_cover_90_percent():
     """The exact posterior's probability of the intervals; an initial scale would give 1 or 0."""
     model, guide, data, (mean, scale) = regression(dist.Normal(0.0, 0.5), inputs=20)
-    fit(model, guide, data, epochs=50, batch_size=20)
+    fit(model, guide, data, epochs=100, batch_size=20)
     m, s = posterior(guide)
     low, high = ((m + sign * 1.6449 * s - mean) / scale for sign in (-1, 1))
     coverage = (torch.special.ndtr(high) - torch.special.ndtr(low)).mean().item()
@@ -142,7 +146,7 @@ def test_the_recorded_kl_of_the_prior_is_0_for_every_draw(prior):
     guide = bbb.AutoSoftplusNormal(model, init_loc=0.0)
     data = torch.randn(10, 3), torch.randn(10)
     history = fit(model, guide, data, epochs=1, batch_size=10, optimizer=IVON(hess_init=h))
-    assert history.steps.kl == pytest.approx([0.0], abs=1e-9)
+    assert history.steps.kl == pytest.approx([0.0], abs=1e-5)  # the priors are single precision
     assert history.steps.log_guide[0] < 0
 
 
@@ -204,7 +208,7 @@ def test_ordinary_parameters_and_those_of_priors_are_trained_too():
 def test_minibatches_can_be_accumulated():
     """The sum over four of five rows is that over twenty, whose draws are four."""
     model, guide, data, exact = regression(dist.Normal(0.0, 0.5), num_data=20, noise=2.0)
-    fit(model, guide, data, epochs=200, batch_size=20, accumulate=4)
+    fit(model, guide, data, epochs=400, batch_size=20, accumulate=4)
     off, ratio = distance(guide, exact)
     assert off < 0.3
     assert ratio == pytest.approx(1, abs=0.15)
@@ -263,3 +267,16 @@ def test_unequal_parts_of_a_step_are_drawn_from_one_posterior():
         draws = torch.stack(network.seen[rows][-150:])
         error = expected / math.sqrt(2 * draws.numel())
         assert abs(draws.square().mean().sqrt() - expected) < 6 * error
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.03])
+def test_a_start_far_from_the_curvature_trains(noise):
+    """The curvature is near 1 / noise², up to 1,000; from at most 10 the error exceeded 1 std."""
+    x = torch.randn(200, 4)
+    y = x[:, :2].sum(1, keepdim=True).sin() + noise * torch.randn(200, 1)
+    network = bbb.BayesianMLP([4, 30, 30, 1], prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(noise), num_data=200)
+    guide = bbb.AutoSoftplusNormal(model)
+    fit(model, guide, (x, y), epochs=60, batch_size=50)
+    prediction = bbb.predict(model, guide, x, num_samples=50, seed=0)
+    assert (prediction.mean - y).square().mean().sqrt() < 0.5 * y.std()
