@@ -49,7 +49,7 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.memory import FlatMemory
 from pyro_bbb._utils.validation import positive, probability
@@ -442,7 +442,7 @@ def _at_the_means(
     """
     z = loc.detach().requires_grad_()
     conditioned = poutine.condition(model, data=latents.constrain(z))
-    with evaluating(model), torch.enable_grad():
+    with seeded(0), evaluating(model), torch.enable_grad():
         trace = poutine.trace(conditioned).get_trace(x, None, 0.5)
         obs: Any = trace.nodes["obs"]
         log_p = obs["fn"].log_prob(obs["value"].detach()).sum()
