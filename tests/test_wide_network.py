@@ -10,6 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 from scipy.optimize import check_grad
 from scipy.stats import boxcox, multivariate_normal
+from sklearn.base import clone
 from sklearn.datasets import make_friedman1
 
 from pyro_bbb import LoadError, load
@@ -101,7 +102,7 @@ def test_posterior_is_exact_where_all_rows_are_inducing():
 
 
 def test_blocks_are_predicted_from_all_other_rows():
-    blocks = wide.blocks_left_out(X, Y, RELATIVE, THETA[None])
+    blocks = wide.blocks_left_out(X, Y, RELATIVE, THETA[None], columns=2)
     assert len(blocks.rows) == 60  # three thirds along each of two columns
     for place, block in enumerate(blocks.rows.split(10)):
         others = torch.tensor(sorted({*range(30)} - {*block.tolist()}))
@@ -204,6 +205,10 @@ def test_saves_and_pickles_predict_the_same(fitted, table, tmp_path):
     joblib.dump(fitted, tmp_path / "pickle")
     with pytest.raises(LoadError, match=r"model holds .*, which BayesianRegressor\.load reads"):
         load(tmp_path / "model")
+    changed = clone(fitted, safe=False)
+    changed.__dict__.update(vars(fitted) | {"lr": 0.1})
+    with pytest.raises(ValueError, match="lr was set after the fit"):
+        changed.save(tmp_path / "changed")
     expected = fitted.predict(table[2], return_std=True)
     for again in (BayesianRegressor.load(tmp_path / "model"), joblib.load(tmp_path / "pickle")):
         assert_allclose(again.predict(table[2], return_std=True), expected, rtol=1e-12)
@@ -213,15 +218,16 @@ def test_skewed_columns_are_repeated_by_the_likeliest_power():
     rng = np.random.default_rng(0)
     x = rng.gamma((0.3, 0.8, 50.0), size=(400, 3))
     x = np.c_[x, rng.integers(2, size=400)]  # a mark, which has no shape
-    skewed = SkewedColumns.learn(torch.tensor((x - x.mean(0)) / x.std(0)))
+    scaled = torch.tensor((x - x.mean(0)) / x.std(0))
+    skewed = SkewedColumns.learn(scaled, torch.ones(400, dtype=torch.double))
     assert skewed.column.tolist() == [0, 1]
     for column, power in zip(skewed.column, skewed.power, strict=True):
         u = 1 + 10 * (x[:, column] - x[:, column].min()) / x[:, column].std()
         assert abs(boxcox(u)[1] - float(power)) <= 0.125  # half a step
-    new = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [-3.1, 0.0, 0.0, 0.0]], dtype=torch.double)
-    below = skewed(new)  # a line of slope 10 in u
-    assert below.shape == (2, 6) and below.isfinite().all()
-    assert_allclose(below[0, 4] - below[1, 4], 1.0 / skewed.std[0])
+    assert_allclose(skewed(scaled)[:, 4:].mean(0), 0.0, atol=1e-12)
+    assert_allclose(skewed(scaled)[:, 4:].std(0, correction=0), 1.0)
+    below = skewed(scaled.amin(0, keepdim=True) - torch.arange(2.0)[:, None])
+    assert_allclose(below[0, 4:], below[1, 4:])
 
 
 def test_logarithms_of_columns_are_found(tmp_path):
@@ -252,6 +258,41 @@ def test_weights_count_rows(table, tmp_path):
     # the draws of scales differ; their modes are of the same evidence
     means = [model.predict(table[2][:50]) for model in (weighted, repeated)]
     assert np.sqrt(np.mean((means[0] - means[1]) ** 2)) < 0.2 * y.std()
+
+
+def test_weights_count_rows_of_skewed_columns():
+    rng = np.random.default_rng(0)
+    x = rng.lognormal(0, 2, (60, 1))
+    y = np.log(x[:, 0]) + 0.1 * rng.normal(size=60)
+    weight, new = np.where(x[:, 0] > 1, 9, 1), [[0.0], [0.1], [300.0]]
+    weighted = BayesianRegressor(random_state=0).fit(x, y, sample_weight=weight)
+    repeated = BayesianRegressor(random_state=0).fit(x.repeat(weight, 0), y.repeat(weight))
+    expected = repeated.predict(new, return_std=True)
+    assert_allclose(weighted.predict(new, return_std=True), expected, rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("values", ["constant", "two", "rare"])
+def test_columns_of_few_values_are_learned_in_silence(values):
+    rng = np.random.default_rng(0)
+    x = np.zeros((120, 1))
+    x[: {"constant": 0, "two": 60, "rare": 1}[values]] = 1
+    y = x[:, 0] + 0.1 * rng.normal(size=120)
+    mean, std = BayesianRegressor(random_state=0).fit(x, y).predict([[0.0]], return_std=True)
+    assert abs(mean) < 0.05 and 0.07 < std < 0.14
+
+
+def test_far_inputs_have_finite_predictions_with_the_noise_of_the_data():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=300)
+    y = x + np.exp(x - 2) * rng.normal(size=300)
+    model = BayesianRegressor(random_state=0).fit(x[:, None], y)
+    assert model.posterior_.outputs[0].noise is not None
+    far = np.array([[-1e4], [-10.0], [30.0], [1e3]])
+    noise, function = model.predict_uncertainty(far)
+    inside = model.predict_uncertainty(x[:, None])[0]
+    assert np.isfinite(function).all() and np.isfinite(model.predict(far)).all()
+    assert (noise >= 0.5 * inside.min()).all() and (noise <= 2 * inside.max()).all()
 
 
 def test_weights_leave_the_noise_as_it_is():

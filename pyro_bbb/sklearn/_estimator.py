@@ -107,18 +107,19 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             guide by `pyro_bbb.fit`: fast for any size, and too certain between and beyond the
             data. ``"auto"`` takes ``"wide"`` where it can, if all options of network, prior, guide
             and training are at their defaults; else chains on a CPU for up to 5,000 weights and
-            rows, if the options of training are; else a guide. Then rows left out decide how sure
-            of its labels a classifier is: on the sharpness of its probabilities, and on the power
-            to which the likelihood is raised.
-        seconds: limit of the chains' time; they stop earlier where they agree. A result that time
-            ends is not a function of ``random_state``.
+            rows, if the options of training are; else a guide. A classifier's chains are followed
+            by a look at rows left out, which choose the sharpness of its probabilities, or a power
+            to which the likelihood is raised in further chains.
+        seconds: limit of the chains' time; they stop earlier where they agree. Further chains of
+            a classifier have 30 % of it. A result that time ends is not a function of
+            ``random_state``.
         guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or a function from a
             model to a guide.
         estimator: estimator of the gradients, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
         epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
             at a plateau, which the next three describe.
         max_epochs: limit of the passes over the rows; by default about 4,000 steps, and 1,500
-            gradients of each chain.
+            gradients of each chain, or 1,000 and 400 of a classifier's.
         n_iter_no_change: passes over which the negative ELBO is averaged; by default about 200
             steps. Once an average is hardly lower than the lowest before, the learning rate falls
             to 0 along a cosine, in as many passes as have gone before.
@@ -398,6 +399,8 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         """
         check_is_fitted(self)
         self._check_parameters()
+        if isinstance(self.posterior_, WidePosterior) and (changed := self.changed_for_wide()):
+            raise ValueError(f"{changed[0]} was set after the fit: set it back, or fit again")
         merged = dict(metadata or {}) | {_KEY: self._record()}
         if isinstance(self.posterior_, WidePosterior):
             content = json.loads(json.dumps(merged, allow_nan=False))
@@ -437,7 +440,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             size, targets = len(new.columns_.is_number), math.prod(record.get("y_shape", [0]))
             wide = WidePosterior.from_tensors(loaded.tensors, size, record["seen"])
             if len(wide.outputs) != targets or new.changed_for_wide():
-                raise LoadError(f"expected {targets} targets of a wide network, got {record}")
+                raise LoadError(f"{len(wide.outputs)} wide networks do not fit {record}")
             new.posterior_ = wide
         return new
 

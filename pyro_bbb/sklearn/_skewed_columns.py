@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Skewed input columns, repeated after a power transform.
+r"""Input columns with a long upper tail, repeated after a power transform.
 
-A frequency or a concentration often acts by its logarithm. With $u = 1 + 10 (x - \min x)$ of a
-standardised column, the transform is that of Box and Cox (1964), which continues as a line below
-the training data's least value:
+A frequency or a concentration often acts by its logarithm. With $u = 1 + 10 (x - \min x)_+$ of a
+standardised column, the transform is that of Box and Cox (1964),
 
-$$t_\lambda(x) = \begin{cases} (u^\lambda - 1) / \lambda & u > 1 \\ u - 1 & \text{else,} \end{cases}
-\qquad t_0 = \log u.$$
+$$t_\lambda(x) = (u^\lambda - 1) / \lambda, \qquad t_0(x) = \log u,$$
 
-$\lambda$ maximises the likelihood of Normal $t_\lambda$, $(\lambda - 1) \sum_i \log u_i -
-\frac n2 \log \operatorname{Var} t_\lambda$. A column that the transform leaves nearly as it is is
-not repeated.
+with $\lambda$ from -1 to 1 of largest likelihood if $t_\lambda$ is Normal, $(\lambda - 1) \sum_i
+\log u_i - \frac n2 \log \operatorname{Var} t_\lambda$. It is constant below the least training
+value, where its slope would be large. A column stays single if the transform hardly changes it,
+or if it has one or two values, which any transform maps to two.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_UNITS = 10.0  # of u in a standard deviation
-_POWERS = [i / 4 for i in range(-8, 13)]  # lambda, from -2 to 3
-_ALIKE = 0.95  # correlation of a column with its transform, from which on it is left out
+_UNITS = 10.0  # increase of u for one standard deviation of the column
+_POWERS = [i / 4 for i in range(-4, 5)]  # lambda
+_ALIKE = 0.95  # least correlation of a column with a transform that hardly changes it
 
 
 @dataclass(frozen=True)
@@ -44,21 +43,26 @@ class SkewedColumns:
     std: Tensor
 
     @classmethod
-    def learn(cls, x: Tensor) -> SkewedColumns:
-        """Return the transforms of the skewed columns of training rows ``[n, d]``."""
-        varied = torch.tensor([len(column.unique()) > 2 for column in x.T])
-        column = varied.nonzero()[:, 0]
-        x = x[:, column]
+    def learn(cls, x: Tensor, weight: Tensor) -> SkewedColumns:
+        """Return the transforms of training rows ``[n, d]`` of weights ``[n]``."""
+        column = torch.tensor(
+            [j for j, values in enumerate(x.T) if len(values.unique()) > 2]
+        ).long()
+        x, share = x[:, column], weight / weight.sum()
+
+        def moments(values: Tensor) -> tuple[Tensor, Tensor]:
+            mean = share @ values
+            return mean, (share @ (values - mean).square()).sqrt()
+
         least = x.amin(0)
-        logs = (1 + _UNITS * (x - least)).log().sum(0)
         powers = torch.tensor(_POWERS, dtype=x.dtype)
-        spreads = torch.stack([_box_cox(x, least, power).var(0) for power in powers])
-        likelihood = (powers[:, None] - 1) * logs - len(x) / 2 * spreads.log()
-        power = powers[likelihood.argmax(0)]
+        stds = torch.stack([moments(_box_cox(x, least, power))[1] for power in powers])
+        logs = share @ (1 + _UNITS * (x - least)).log()
+        power = powers[((powers[:, None] - 1) * logs - stds.log()).argmax(0)]
         transformed = _box_cox(x, least, power)
-        std, mean = torch.std_mean(transformed, 0, correction=0)
-        product = ((x - x.mean(0)) * (transformed - mean)).mean(0)
-        skewed = product < _ALIKE * std * x.std(0, correction=0)
+        (x_mean, x_std), (mean, std) = moments(x), moments(transformed)
+        product = share @ ((x - x_mean) * (transformed - mean))
+        skewed = product < _ALIKE * std * x_std
         return cls(*(values[skewed] for values in (column, least, power, mean, std)))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -68,7 +72,5 @@ class SkewedColumns:
 
 
 def _box_cox(x: Tensor, least: Tensor, power: Tensor) -> Tensor:
-    beyond = _UNITS * (x - least)
-    log = beyond.clamp_min(0.0).log1p()
-    scaled = torch.where(power == 0, log, torch.expm1(power * log) / power)
-    return torch.where(beyond > 0, scaled, beyond)
+    log = (_UNITS * (x - least)).clamp_min(0.0).log1p()
+    return torch.where(power == 0, log, torch.expm1(power * log) / power)

@@ -352,18 +352,24 @@ def _regression(
     return back(coefficients[:, None])[:, 0], reduction, mean, 1 / (precision * rest)
 
 
-def blocks_left_out(x: Tensor, y: Tensor, relative: Tensor, thetas: Tensor) -> LeftOut:
+def blocks_left_out(
+    x: Tensor, y: Tensor, relative: Tensor, thetas: Tensor, columns: int
+) -> LeftOut | None:
     """Return predictions of the lowest, middle and highest third by each column from the others.
+
+    At most 30 columns are taken, evenly spread. If none varies the result is None.
 
     Args:
         x: standardised inputs ``[n, d]``.
         y: standardised targets ``[n]``.
         relative: relative variances ``[n]`` of the rows' noise.
         thetas: logarithms of the scales, ``[J, d + 4]``.
+        columns: number of the first columns by which rows are left out.
     """
-    columns = [column for column in x.T if column.min() < column.max()]
-    columns = columns[:: -(-len(columns) // _COLUMNS) or 1]
-    orders = [column.argsort(stable=True) for column in columns]
+    varied = [column for column in x.T[:columns] if column.min() < column.max()]
+    if not varied:
+        return None
+    orders = [column.argsort(stable=True) for column in varied[:: -(-len(varied) // _COLUMNS)]]
     blocks = [block for order in orders for block in order.tensor_split(_PARTS) if len(block)]
     means, variances = [], []
     for scales in map(Scales.of, thetas):

@@ -5,15 +5,16 @@ r"""Posterior of a regression by infinitely wide networks, corrected by rows lef
 for J draws of the scales. The residuals decide on three corrections of new rows' variances:
 
 1. Noise by input: a second wide network regresses the logarithm of the squared standardised
-   residuals on the inputs, and the exponential of its mean multiplies the variances. The means stay
-   as they are. It is kept if it raises the log-density of the rows left out.
+   residuals on the inputs, and the exponential of its mean multiplies the variances, within the
+   range that the rows have. The means stay as they are. It is kept if it raises the log-density of
+   the rows left out.
 2. Tails: the distributions are Student's t with $\nu$ degrees of freedom and scales $c \sqrt v$.
    For each $\nu$, c makes intervals of 90 % hold 90 % of the rows left out; $\nu$ maximises their
    log-density.
-3. Off the data: what a variance of the function exceeds q by is multiplied by $\gamma^2$, q being
-   at least that of 90 % of the rows left out one by one. $\gamma$ maximises the log-density of
-   thirds of the rows along each input, each left out as a whole, as a gap or a tail of the data
-   would be. It is up to half as large again where intervals of 95 % hold fewer of these rows.
+3. Off the data: a variance v of the function becomes $q + \gamma^2 (v - q)$ if it is above q, as it
+   is for one in ten of the rows left out one by one. $\gamma$ maximises the log-density of thirds
+   of the rows along each input, each left out as a whole, as a gap or a tail of the data would be.
+   If intervals of 95 % hold fewer than 95 % of these rows, $\gamma$ is raised by up to a half.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Output:
         noise: network whose mean is the logarithm of the variances' factor, or None.
         freedom: degrees of freedom of Student's t.
         scale: factor c of the standard deviations.
-        usual: variance q of the function, in the units of the network, which rows of the training
-            data seldom exceed.
+        log_factors: least and largest logarithm of the noise's factor.
+        threshold: variance q of the function, before noise and tails.
         stretch: factor gamma of the standard deviation beyond that.
     """
 
@@ -70,7 +71,8 @@ class Output:
     noise: WideNetwork | None
     freedom: float
     scale: float
-    usual: float = 0.0
+    log_factors: tuple[float, float] = (0.0, 0.0)
+    threshold: float = 0.0
     stretch: float = 1.0
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,11 +84,13 @@ class Output:
     def factor(self, x: Tensor) -> Tensor:
         """Return the factor ``[n]`` of the variances, by noise and tails."""
         factor = torch.full_like(x[:, 0], self.scale**2)
-        return factor if self.noise is None else factor * self.noise.mean(x)[0].exp()
+        if self.noise is None:
+            return factor
+        return factor * self.noise.mean(x)[0].clamp(*self.log_factors).exp()
 
     def stretched(self, variance: Tensor) -> Tensor:
         """Return variances of the function that are larger off the data."""
-        return variance + (self.stretch**2 - 1) * (variance - self.usual).clamp_min(0.0)
+        return variance + (self.stretch**2 - 1) * (variance - self.threshold).clamp_min(0.0)
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,8 @@ class WidePosterior:
         """Return all that `from_tensors` needs."""
         tensors = {f"skewed.{name}": values for name, values in vars(self.skewed).items()}
         for i, output in enumerate(self.outputs):
-            numbers = [output.freedom, output.scale, output.usual, output.stretch]
+            numbers = [output.freedom, output.scale, *output.log_factors]
+            numbers += [output.threshold, output.stretch]
             tensors[f"{i}.numbers"] = torch.tensor(numbers, dtype=torch.double)
             for name in ("network", "noise"):
                 network = getattr(output, name)
@@ -187,9 +192,9 @@ def _saved_skewed(tensors: dict[str, Tensor], columns: int) -> SkewedColumns:
 
 
 def _output(tensors: dict[str, Tensor], i: str, columns: int) -> Output:
-    numbers = freedom, scale, usual, stretch = tensors[f"{i}.numbers"].tolist()
-    valid = freedom in _FREEDOMS and 0 < scale < math.inf and 0 <= usual < math.inf
-    if not (valid and 1 <= stretch < math.inf):
+    freedom, scale, least, most, threshold, stretch = numbers = tensors[f"{i}.numbers"].tolist()
+    in_range = [freedom in _FREEDOMS, scale > 0, least <= most, threshold >= 0, stretch >= 1]
+    if not (all(in_range) and all(map(math.isfinite, numbers))):
         raise ValueError(f"degrees of freedom and factors must be in range, got {numbers}")
     draws = len(tensors[f"{i}.network.theta"])
     network = _saved_network(tensors, f"{i}.network.", columns, draws)
@@ -197,7 +202,7 @@ def _output(tensors: dict[str, Tensor], i: str, columns: int) -> Output:
     noise = _saved_network(tensors, f"{i}.noise.", columns, 1) if has_noise else None
     if min(network.reduction.shape) < 1 or (noise is not None and noise.reduction.numel()):
         raise ValueError("the network must have variances, and that of the noise must have none")
-    return Output(network, noise, *numbers)
+    return Output(network, noise, freedom, scale, (least, most), threshold, stretch)
 
 
 def _saved_network(
@@ -244,9 +249,10 @@ def learn_wide(
                 f"inference='wide', got {float(weight.min()):g} and {float(weight.max()):g}: give "
                 "the smallest 0, or take inference='variational'"
             )
-        skewed = SkewedColumns.learn(x)
-        x = skewed(x)
-        outputs = tuple(_learn_output(*_merged(x, column, weight), seed) for column in y.T)
+        skewed = SkewedColumns.learn(x, weight / weight.max())
+        columns, x = x.shape[1], skewed(x)
+        merged = [_merged(x, column, weight) for column in y.T]
+        outputs = tuple(_learn_output(*rows, columns, seed) for rows in merged)
     return WidePosterior(outputs, skewed, float(weight.sum()))
 
 
@@ -260,7 +266,8 @@ def _merged(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tenso
     return different[:, :-1].clone(), different[:, -1].clone(), total / usual
 
 
-def _learn_output(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> Output:
+def _learn_output(x: Tensor, y: Tensor, weight: Tensor, columns: int, seed: int) -> Output:
+    """Return the posterior of one target of different rows ``[n, columns + k]``."""
     work = (x.shape[1] + 40) * min(len(x), 400) ** 2  # of the evidence's curvature and chain
     single = work > _MOST_WORK or len(x) > _MANY_ROWS
     draws = 1 if single else _FEW_DRAWS
@@ -290,13 +297,15 @@ def _learn_output(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> Output:
     by_input = replace(left_out, variance=factor * left_out.variance)
     better = _tails(targets, by_input, of_one)
     if better[0] > log_density + _LEAST_GAIN:
-        output = Output(network, noise.without_variance(), *better[1:])
+        logs = from_others.mean[0]
+        log_factors = float(logs.min()), float(logs.max())
+        output = Output(network, noise.without_variance(), *better[1:], log_factors)
     else:
         output = Output(network, None, freedom, scale)
     of_function = (left_out.variance - network.noise).clamp_min(0.0).mean(0)
-    output = replace(output, usual=float(of_function.quantile(_LEVEL)))
+    output = replace(output, threshold=float(of_function.quantile(_LEVEL)))
     few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:_STRETCH_ROWS]
-    return replace(output, stretch=_stretch(output, x[few], y[few], weight[few]))
+    return replace(output, stretch=_stretch(output, x[few], y[few], weight[few], columns))
 
 
 def _tails(y: Tensor, left_out: LeftOut, weight: Tensor) -> tuple[float, float, float]:
@@ -318,9 +327,11 @@ def _tails(y: Tensor, left_out: LeftOut, weight: Tensor) -> tuple[float, float, 
     return best
 
 
-def _stretch(output: Output, x: Tensor, y: Tensor, weight: Tensor) -> float:
+def _stretch(output: Output, x: Tensor, y: Tensor, weight: Tensor, columns: int) -> float:
     """Return the factor of standard deviations off the data, by blocks of rows left out."""
-    blocks = blocks_left_out(x, y, 1 / weight, output.network.theta[:_STRETCH_DRAWS])
+    blocks = blocks_left_out(x, y, 1 / weight, output.network.theta[:_STRETCH_DRAWS], columns)
+    if blocks is None:
+        return 1.0
     factor, mean = output.factor(x)[blocks.rows], blocks.mean
     y, weight = y[blocks.rows], weight[blocks.rows]
     noise = output.network.noise[:_STRETCH_DRAWS]
