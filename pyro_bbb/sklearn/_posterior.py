@@ -62,7 +62,7 @@ _STEPS, _LEAST_EPOCHS = 4000, 5  # default limit of the steps of training, and i
 _WINDOW = 200  # steps over which the ELBO is averaged by default
 _SMALLEST, _LARGEST, _BATCHES = 64, 1024, 100  # default batch: rows / 100, in [64, 1024]
 _SHARPENED, _SHARPENING_DRAWS = 1000, 100  # rows and draws that choose the sharpness
-_LARGE_GAIN = 0.1  # of the loss, beyond which the likelihood is raised
+_LARGE_GAIN = 0.1  # fraction of the loss left out, beyond which the likelihood is raised
 _SHARPNESSES = [2 ** (i / 6) for i in range(-12, 13)]  # from 1/4 to 4
 _DRAWN = 10  # times that a held-out row is drawn on average, where rows have weights
 _NOISE_DRAWS = 100  # networks drawn for the noise of further rows
@@ -262,13 +262,13 @@ def _sample_chains(
 def _learn_classes(
     estimator: BayesianEstimator[Any], model: BayesianModel, rows: Rows, seed: int
 ) -> FittedPosterior:
-    r"""Sample the posterior of classes, as sure of its labels as rows left out are.
+    r"""Sample the posterior of classes, and correct it by rows left out.
 
     A factor t of the log-probabilities that raises the log-likelihood of all rows left out by more
     than a nat (Akaike 1974) becomes the posterior's sharpness. If it takes away more than a tenth
-    of the loss, the labels are surer than the model has them, as those of curated data are
+    of their loss, the labels have less noise than the model assumes, as those of curated data
     (Aitchison 2021, arXiv:2008.05912): the chains are run again with the likelihood raised to
-    $t^2$.
+    $t^2$, and t is 1.
     """
     posterior = _sample_chains(estimator, model, rows, seed, _CLASS_STEPS, 0.7)
     log_likelihood = _log_likelihood_left_out(posterior, rows, seed)
@@ -277,7 +277,7 @@ def _learn_classes(
     gain = log_likelihood(sharpness) - before
     if gain <= 1:
         return posterior
-    if sharpness < 1 or gain <= -_LARGE_GAIN * before:
+    if sharpness < 1 or gain <= _LARGE_GAIN * -before:  # the loss is -before
         return replace(posterior, sharpness=sharpness)
     weight = torch.ones_like(rows.x[:, 0]) if rows.weight is None else rows.weight
     raised = replace(rows, weight=sharpness**2 * weight)

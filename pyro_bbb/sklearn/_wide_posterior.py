@@ -42,11 +42,8 @@ _LEAST_GAIN = 2.0  # nats by which a correction must raise the log-density of al
 _LEAST_QUANTILE = 1e-3  # constant targets have residuals of 0
 _LEAST_SQUARE = 1e-3  # a squared standard Normal is smaller with a probability of 0.025
 _MEAN_LOG_CHI2 = -1.2703628454614782  # of the logarithm of a squared standard Normal
-_FEW_DRAWS, _MOST_WORK, _MANY_ROWS = (
-    8,
-    5e7,
-    20_000,
-)  # draws of scales; beyond, one
+_FEW_DRAWS = 8  # draws of the scales; a single one beyond
+_MOST_WORK, _MANY_ROWS = 5e7, 20_000  # this work for the evidence, or this many rows
 _RATIO = 1e9  # of the largest weight of a row to the least
 _STRETCHES = [2 ** (i / 4) for i in range(13)]  # gamma, from 1 to 8
 _STRETCH_LEVEL = 0.95  # of the intervals that it makes hold blocks left out
@@ -262,8 +259,8 @@ def _merged(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tenso
     different, group = rows.unique(dim=0, return_inverse=True)
     weight = weight / weight.max()  # whose sum is finite
     total = torch.zeros(len(different), dtype=weight.dtype).index_add(0, group, weight)
-    usual = total.square().sum() / total.sum()  # the mean weight, of a row drawn by weight
-    return different[:, :-1].clone(), different[:, -1].clone(), total / usual
+    mean_weight = total.square().sum() / total.sum()  # of rows drawn by weight
+    return different[:, :-1].clone(), different[:, -1].clone(), total / mean_weight
 
 
 def _learn_output(x: Tensor, y: Tensor, weight: Tensor, columns: int, seed: int) -> Output:
@@ -335,7 +332,7 @@ def _stretch(output: Output, x: Tensor, y: Tensor, weight: Tensor, columns: int)
     factor, mean = output.factor(x)[blocks.rows], blocks.mean
     y, weight = y[blocks.rows], weight[blocks.rows]
     noise = output.network.noise[:_STRETCH_DRAWS]
-    of_function = (blocks.variance - noise / weight).clamp_min(0.0)  # rounding alone
+    of_function = (blocks.variance - noise / weight).clamp_min(0.0)  # negative by rounding alone
     end = _quantile(_STRETCH_LEVEL, output.freedom)
 
     def variance(stretch: float) -> Tensor:
