@@ -34,7 +34,7 @@ from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.threads import use_threads
 from pyro_bbb.guides import Guide
 from pyro_bbb.likelihoods import Categorical, Gaussian, Likelihood, align
-from pyro_bbb.mcmc import Chains, sample
+from pyro_bbb.mcmc import Chains, sample, spread_rows
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianMLP, Offset
 from pyro_bbb.prediction import ClassificationPrediction, Prediction, predict
@@ -293,7 +293,7 @@ def _log_likelihood_left_out(
     Given all other rows, draw s has a weight in proportion to $1 / p_s(y_i)$ (Gelfand et al. 1992),
     truncated at the mean weight times $\sqrt S$ (Ionides 2008).
     """
-    few = torch.arange(min(len(rows.x), _SHARPENED)) * len(rows.x) // min(len(rows.x), _SHARPENED)
+    few = spread_rows(len(rows.x), _SHARPENED)
     share = len(rows.x) / len(few)
     prediction: Any = posterior.predict(rows.x[few], _SHARPENING_DRAWS, seed)
     log_probs, y = prediction.sample_log_probs, rows.y[few]  # [S, n, C]

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_bbb.data import Standardization, standardize
+
 _UNITS = 10.0  # increase of u for one standard deviation of the column
 _POWERS = [i / 4 for i in range(-4, 5)]  # lambda
 _ALIKE = 0.95  # least correlation of a column with a transform that hardly changes it
@@ -49,21 +51,19 @@ class SkewedColumns:
             [j for j, values in enumerate(x.T) if len(values.unique()) > 2]
         ).long()
         x, share = x[:, column], weight / weight.sum()
-
-        def moments(values: Tensor) -> tuple[Tensor, Tensor]:
-            mean = share @ values
-            return mean, (share @ (values - mean).square()).sqrt()
-
         least = x.amin(0)
+
+        def transform(power: Tensor) -> tuple[Tensor, Standardization]:
+            return standardize(_box_cox(x, least, power), sample_weight=weight)
+
         powers = torch.tensor(_POWERS, dtype=x.dtype)
-        stds = torch.stack([moments(_box_cox(x, least, power))[1] for power in powers])
+        stds = torch.stack([transform(power)[1].scale for power in powers])
         logs = share @ (1 + _UNITS * (x - least)).log()
         power = powers[((powers[:, None] - 1) * logs - stds.log()).argmax(0)]
-        transformed = _box_cox(x, least, power)
-        (x_mean, x_std), (mean, std) = moments(x), moments(transformed)
-        product = share @ ((x - x_mean) * (transformed - mean))
-        skewed = product < _ALIKE * std * x_std
-        return cls(*(values[skewed] for values in (column, least, power, mean, std)))
+        transformed, scaling = transform(power)
+        skewed = share @ (standardize(x, sample_weight=weight)[0] * transformed) < _ALIKE
+        learned = column, least, power, scaling.mean, scaling.scale
+        return cls(*(values[skewed] for values in learned))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return rows with the transformed columns added, ``[n, d + k]``."""

@@ -246,18 +246,18 @@ def learn_wide(
                 f"inference='wide', got {float(weight.min()):g} and {float(weight.max()):g}: give "
                 "the smallest 0, or take inference='variational'"
             )
-        skewed = SkewedColumns.learn(x, weight / weight.max())
+        num_seen, weight = float(weight.sum()), weight / weight.max()  # whose sum is finite
+        skewed = SkewedColumns.learn(x, weight)
         columns, x = x.shape[1], skewed(x)
         merged = [_merged(x, column, weight) for column in y.T]
         outputs = tuple(_learn_output(*rows, columns, seed) for rows in merged)
-    return WidePosterior(outputs, skewed, float(weight.sum()))
+    return WidePosterior(outputs, skewed, num_seen)
 
 
 def _merged(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the different rows, with weights around 1: a row is left out with its copies."""
     rows = torch.cat([x, y[:, None]], 1)
     different, group = rows.unique(dim=0, return_inverse=True)
-    weight = weight / weight.max()  # whose sum is finite
     total = torch.zeros(len(different), dtype=weight.dtype).index_add(0, group, weight)
     mean_weight = total.square().sum() / total.sum()  # of rows drawn by weight
     return different[:, :-1].clone(), different[:, -1].clone(), total / mean_weight
