@@ -13,7 +13,7 @@ $$g \leftarrow \beta_1 g + (1-\beta_1)\hat g, \qquad
 $$m \leftarrow m - \alpha\,\frac{g/(1-\beta_1^t) + \delta(m-\mu_0)}{h+\delta}.$$
 
 Two additions keep a start far from the optimum sound. No step of a weight exceeds $\alpha/10$, with
-$\alpha$ rising from 0 over the first 5 % of a run; and $h$ starts at the Fisher information of the
+$\alpha$ rising from 0 over the first 5 % of a run, unless the schedule rises there; and $h$ starts at the Fisher information of the
 likelihood, the mean over each latent's entries for labels drawn from the model itself:
 
 $$h_0 = \max\Bigl(\overline{\hat g_\text{sum}^2}/B,\ 0.1,\ n_\text{in}/(0.6^2\lambda)-\delta\Bigr),
@@ -59,7 +59,7 @@ from pyro_bbb.elbo import MinibatchELBO, NonFiniteError, Terms, free_energy, min
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.latents import Latents
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.training._lr_schedule import default_lr
+from pyro_bbb.training._lr_schedule import default_lr, lr_factor
 
 if TYPE_CHECKING:
     from pyro_bbb.training._batches import Batches
@@ -121,6 +121,7 @@ class NaturalGradient(Adam):
         options: IVON,
         num_steps: int,
         max_lr: float,
+        schedule: str | Callable[[float], float],
     ) -> None:
         groups: list[dict[str, Any]] = [{"params": posterior.open()}]
         super().__init__(groups, lr=lr, fused=True)
@@ -128,7 +129,9 @@ class NaturalGradient(Adam):
         if further := [p for p in parameters if p not in latents]:
             self.add_param_group({"params": further, "max_lr": max_lr})
         self.posterior, self.beta1 = posterior, options.beta1
-        self.warmup = 1 / (_WARMUP * num_steps)
+        factor = lr_factor(schedule)
+        rises = factor(0.0) < factor(_WARMUP)  # then it is the warm-up
+        self.warmup = 1.0 if rises else 1 / (_WARMUP * num_steps)
         self.ramp = 4 / num_steps if options.beta2 is None else 1.0  # of 1 - beta2, at each step
         self.beta2 = 1 - min(_WINDOWS / num_steps, 0.1) if options.beta2 is None else options.beta2
         self.defaults.update(asdict(options), beta2=self.beta2)
@@ -401,6 +404,7 @@ def natural_gradients(
         options=ivon,
         num_steps=num_steps,
         max_lr=default_lr(num_steps),
+        schedule=options.lr_schedule,
     )
     return elbo, optimizer
 

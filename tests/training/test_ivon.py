@@ -106,6 +106,27 @@ def test_every_step_is_that_of_the_paper(monkeypatch, engine, num_particles, tem
     torch.testing.assert_close(posterior(guide), (m, sigma), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [
+        ("constant", lambda step: min(1, (step + 1) / 5)),
+        ("warmup_cosine", lambda step: min(1, step / 5)),
+        (lambda done: min(1, 0.2 + 8 * done), lambda step: min(1, 0.2 + 0.08 * step)),
+    ],
+)
+def test_there_is_one_warm_up_the_schedules_if_it_has_one(schedule, factor):
+    """Far from the data each weight moves by the most, a tenth of the rate, in each step."""
+    model, guide, (x, _), _ = regression(dist.Normal(0.0, 0.5), num_data=20, inputs=2)
+    data, means = (x, x @ torch.full((2, 1), 9.0)), [posterior(guide)[0].clone()]
+    record = [lambda end: means.append(posterior(end.guide)[0].clone())]
+    fit(model, guide, data, epochs=100, batch_size=20, lr_schedule=schedule, callbacks=record)
+    moved = torch.stack(means).diff(dim=0)[:9]  # a step is an epoch
+    expected = torch.tensor([0.01 * factor(step) for step in range(9)])
+    if schedule == "warmup_cosine":
+        expected[5:] *= torch.tensor([(1 + math.cos(math.pi * i / 95)) / 2 for i in range(4)])
+    torch.testing.assert_close(moved, expected[:, None].expand(9, 2))
+
+
 PRIORS = {"elsewhere": dist.Normal(0.7, 0.5), "not a Normal": MIXTURE_OF_ONE}
 
 
