@@ -13,8 +13,9 @@ $$g \leftarrow \beta_1 g + (1-\beta_1)\hat g, \qquad
 $$m \leftarrow m - \alpha\,\frac{g/(1-\beta_1^t) + \delta(m-\mu_0)}{h+\delta}.$$
 
 Two additions keep a start far from the optimum sound. No step of a weight exceeds $\alpha/10$, with
-$\alpha$ rising from 0 over the first 5 % of a run, unless the schedule rises there; and $h$ starts at the Fisher information of the
-likelihood, the mean over each latent's entries for labels drawn from the model itself:
+$\alpha$ rising from 0 over the first 5 % of a run, unless the schedule rises there; and $h$ starts
+at the Fisher information of the likelihood, the mean over each latent's entries for labels drawn
+from the model itself:
 
 $$h_0 = \max\Bigl(\overline{\hat g_\text{sum}^2}/B,\ 0.1,\ n_\text{in}/(0.6^2\lambda)-\delta\Bigr),
   \qquad \hat g_\text{sum} = \nabla\textstyle\sum_{i\le B}-\ln p(\tilde y_i|x_i, m).$$
