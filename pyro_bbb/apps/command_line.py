@@ -38,7 +38,6 @@ Guide: TypeAlias = Literal[
 ]
 PARQUET = (".parquet", ".pq")
 BAD_INPUT, INTERRUPTED = 2, 130
-TRAINING = ("guide", "ensemble", "temperature", "epochs")  # options of training a guide
 DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
 
 pyro-bbb --version prints the version.
@@ -204,16 +203,6 @@ class Train(Writing):
     """Seed of the split, the training and the predictions."""
 
     folder: ClassVar[bool] = True
-
-    def check(self) -> None:
-        """Check that no option of training is given to chains, too."""
-        super().check()
-        trained = [name for name in TRAINING if getattr(self, name) is not None]
-        if self.inference == "chains" and trained:
-            raise BadInput(
-                f"--{trained[0]} must not be given with --inference chains, which trains no guide; "
-                "--inference variational does"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ from pyro_bbb.apps.table_scores import (
     risk_coverage,
     score,
 )
-from pyro_bbb.sklearn import WidePosterior
 
 _LEAST_CERTAIN = 10  # rows that are listed
 _MOST = 400  # rows whose interval is drawn
@@ -105,23 +104,20 @@ def _scored(
 
 
 def _network(model: Model) -> Section:
-    about, guide = model.about, model.estimator.posterior_.guide
+    about, posterior = model.about, model.estimator.posterior_
     rows = [
         (name, "text" if values else "number", ", ".join(values or ()), "yes" if gap else "no")
         for (name, values), gap in zip(
             model.columns.items(), model.estimator.columns_.gaps, strict=True
         )
     ]
-    posterior = model.estimator.posterior_
-    words = f"The model is the {model.posterior()}."
-    if not isinstance(posterior, WidePosterior):
-        sites = posterior.model.latent_shapes()
-        weights = sum(shape.numel() for name, shape in sites.items() if name.startswith("network."))
+    words = f"The model is the {posterior}."
+    if weights := posterior.num_weights:
         pruned = f", {about.pruned:.0%} of them removed" if about.pruned else ""
-        words = f"The network has {weights} weights{pruned}, their {model.posterior()}."
+        words = f"The network has {weights} weights{pruned}, their {posterior}."
     pictures = []
-    if getattr(guide, "is_factorised", False):
-        ratios = pruning.signal_to_noise(guide)
+    if getattr(posterior.guide, "is_factorised", False):
+        ratios = pruning.signal_to_noise(posterior.guide)
         caption = "Means of the weights over their standard deviations; pruning begins on the left."
         pictures = [_draw(lambda ax: plots.snr_density_and_cdf(ax, ratios), "Weights", caption)]
     headings = ("column", "kind", "values", "some missing")

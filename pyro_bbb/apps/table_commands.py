@@ -73,9 +73,8 @@ def train(options: Train) -> dict[str, Any]:
     if interrupted:
         options.say("interrupted: what was learned until then is saved")
     scored_rows = f"{len(held_out)} rows held out" if len(held_out) else "the rows of training"
-    options.say(
-        f"{model.posterior()}\n{about.verdict}\nscores on {scored_rows}:\n{text_of(about.scores)}"
-    )
+    options.say(f"{estimator.posterior_}\n{about.verdict}")
+    options.say(f"scores on {scored_rows}:\n{text_of(about.scores)}")
     options.say(f"saved as {options.out}")
     names = ("task", "target", "rows", "held_out", "scores", "uncertainty", "threshold", "verdict")
     result = {"model": str(options.out), **{name: getattr(about, name) for name in names}}
@@ -202,7 +201,7 @@ def _fit(options: Train, task: Task, inputs: pl.DataFrame, y: NDArray[Any]) -> E
     names = ("prior", "inference", "noise", "guide", "temperature")
     chosen = {name: x for name in names if (x := getattr(options, name)) is not None}
     if {"guide", "temperature"} & chosen.keys() or options.ensemble:
-        chosen["inference"] = "variational"
+        chosen.setdefault("inference", "variational")
     if options.ensemble:
         member = options.guide or "delta"
         chosen["guide"] = partial(guides.ensemble, size=options.ensemble, guide=member)

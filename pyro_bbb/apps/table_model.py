@@ -23,12 +23,7 @@ from pyro_bbb.apps.csv_format import listed, read_table
 from pyro_bbb.evaluation import check
 from pyro_bbb.mcmc import Chains
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
-from pyro_bbb.sklearn import (
-    BayesianClassifier,
-    BayesianRegressor,
-    WidePosterior,
-    read_estimator,
-)
+from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor, read_estimator
 
 Estimator: TypeAlias = BayesianRegressor | BayesianClassifier
 Prediction: TypeAlias = RegressionPrediction | ClassificationPrediction
@@ -163,26 +158,14 @@ class Model:
         tensors = {k: v.reshape(-1).cpu().numpy() for k, v in columns.items() if torch.is_tensor(v)}
         return pl.DataFrame(columns | tensors)
 
-    def posterior(self) -> str:
-        """Describe the inference; of chains their number, and whether they agree."""
-        guide = self.estimator.posterior_.guide
-        if isinstance(guide, WidePosterior):
-            return "posterior of an infinitely wide network in closed form"
-        if not isinstance(guide, Chains):
-            return f"posterior by variational inference ({type(guide).__name__})"
-        chains, draws = guide.diverging.shape
-        r_hat, ess = guide.r_hat_of_functions or math.nan, guide.ess_of_functions or math.nan
-        words = f"posterior by {chains} chains of {draws} draws"
-        return f"{words} (R-hat {r_hat:.3f}, ESS {ess:.0f} of its function)"
-
     def verdict(self, inputs: pl.DataFrame, true: NDArray[Any], seed: int) -> str:
         """Return where to trust the band, by `check` on the training rows, without more chains."""
         estimator, y = self.estimator, torch.tensor(self.indices(true))
-        if isinstance(estimator.posterior_, WidePosterior):
+        posterior = estimator.posterior_
+        if posterior.corrected_by_rows_left_out:
             return "Intervals are corrected by training rows, each predicted from all others."
         if isinstance(estimator, BayesianRegressor):
             y = estimator.y_scaling_(y.reshape(len(y), -1).double())
-        posterior = estimator.posterior_
         data = estimator.x_scaling_(torch.tensor(estimator.encode(inputs))), y
         sentence = check(posterior.model, posterior.guide, data, seconds=0, seed=seed).sentence
         words, _, _ = sentence.partition(" Next:")

@@ -37,7 +37,7 @@ from pyro_bbb.data import as_tensors
 from pyro_bbb.likelihoods import align
 from pyro_bbb.mcmc import Chains, DivergedError, probe_inputs, sample, spread_rows
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.prediction import ClassificationPrediction, predict
+from pyro_bbb.prediction import ClassificationPrediction, leave_one_out_weights, predict
 from pyro_bbb.training import least_costs, negative_elbo
 from pyro_bbb.training.objectives import NonFiniteError
 
@@ -328,7 +328,7 @@ def _data_rows(
         log_probs = prediction.sample_log_probs.double()
         log_probs = log_probs.reshape(len(log_probs), *labels.shape, -1)  # [S, n, parts, C]
         label_log_probs = log_probs.gather(3, labels.expand(log_probs.shape[:3]).unsqueeze(3))
-        weights = _leave_one_out(label_log_probs.sum((2, 3)))
+        weights = leave_one_out_weights(label_log_probs.sum((2, 3))).exp()
         probs = (weights[:, :, None, None] * log_probs.exp()).sum(0)
         confidence, label = probs.max(-1)
         slices = _slices(x, "confidence", confidence.mean(1))
@@ -341,17 +341,11 @@ def _data_rows(
         below, at = (family.cdf(y - step).double() for step in (family.support.is_discrete * 1, 0))
     except NotImplementedError:
         return [], ()
-    weights = _leave_one_out(family.log_prob(y).double().flatten(2).sum(2))
+    weights = leave_one_out_weights(family.log_prob(y).double().flatten(2).sum(2)).exp()
     between = below + torch.rand_like(below[0]) * (at - below)  # of counts within their step
     u = torch.einsum("sn,sn...->n...", weights, between).flatten(1).clamp(0, 1)
     slices = _slices(x, "predicted mean", mean.flatten(1)[:, 0])
     return _calibration(torch.cat([u, (2 * u - 1).abs()], 1), _interval_error, slices), (u.cpu(),)
-
-
-def _leave_one_out(log_likelihood: Tensor) -> Tensor:
-    """Return weights of the draws for each example, ``[S, n]``, from log-densities of targets."""
-    most = (-log_likelihood).logsumexp(0) - math.log(len(log_likelihood)) / 2
-    return (-log_likelihood).minimum(most).softmax(0)
 
 
 def _slices(x: Any, name: str, key: Tensor) -> dict[str, Tensor]:

@@ -223,14 +223,13 @@ class Run(ABC):
     def _resume(self, folder: Path) -> None:
         """Return to the state of the checkpoint in a folder, if there is one."""
         try:
-            spec, tensors = read(folder)
+            spec, tensors = read(folder, self.owner)
         except FileNotFoundError:
             return
         tidy(folder)
-        require_run(folder, spec, self.owner, self.owner, self.definition)
+        require_run(folder, spec.get("run"), self.definition)
         with loading(folder):
-            form = {"kind": str, "run": dict[str, Any], "counters": type(self.counters)}
-            require_form(spec, form)
+            require_form(spec, {"run": dict[str, Any], "counters": type(self.counters)})
             self.restore(spec["counters"], tensors)
 
     def _write(self, folder: Path) -> None:
@@ -240,8 +239,8 @@ class Run(ABC):
         tensors |= {"order": self.batches.order, "random.cpu": torch.get_rng_state()}
         if self.start.is_cuda:
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.start.device)
-        spec = {"kind": self.owner, "run": self.definition, "counters": dict(vars(self.counters))}
-        write(folder, spec, {name: cpu_copy(value) for name, value in tensors.items()})
+        spec = {"run": self.definition, "counters": dict(vars(self.counters))}
+        write(folder, self.owner, spec, {name: cpu_copy(value) for name, value in tensors.items()})
 
     def restore(self, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Return to the state of a checkpoint."""

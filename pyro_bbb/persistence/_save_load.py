@@ -123,7 +123,7 @@ def save(
         content = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise type(error)(f"metadata must be of JSON's types, and finite: {error}") from error
-    write(folder, *_content(model, guide, content))
+    write(folder, "model", *_content(model, guide, content))
 
 
 @locked
@@ -162,9 +162,7 @@ def load(
         kind("network", network, nn.Module)
     if likelihood is not None:
         kind("likelihood", likelihood, Likelihood)
-    spec, tensors = read(_folder(path))
-    if "wide" in spec:
-        raise LoadError(f"{path} holds a wide network, which BayesianRegressor.load reads")
+    spec, tensors = read(_folder(path), "model")
     with torch.random.fork_rng(devices=[]), loading(path, spec.get("versions")):
         require_form(spec, _FORM)
         loaded = _load(spec, tensors, {"network": network, "likelihood": likelihood})

@@ -33,17 +33,24 @@ from pyro_bbb._utils.files import (
 
 Json: TypeAlias = Any
 FORMAT, VERSION = "pyro_bbb", 1
+READERS = {  # of each kind of saved folder
+    "model": "bbb.load",
+    "wide network": "BayesianRegressor.load",
+    "fit": "fit(checkpoint=...)",
+    "sample": "sample(checkpoint=...)",
+    "run_sgmcmc": "run_sgmcmc(checkpoint=...)",
+}
 _SPEC = "spec.json"
 _MOST = 8  # differences that an error lists
 _TENSORS = r"tensors-[0-9a-f]{16}\.safetensors"
 _LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}(\.\w+)?")
 
 
-def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) -> None:
-    """Write or replace a folder's pair of files, of contiguous tensors on the CPU."""
+def write(folder: Path, kind: str, spec: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
+    """Write or replace a folder of one of the kinds in `READERS`, with contiguous CPU tensors."""
     data = serialise(dict(tensors))
     identity = {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
-    text = seal({"tensors": identity, **spec}, FORMAT, VERSION)
+    text = seal({"tensors": identity, "kind": kind, **spec}, FORMAT, VERSION)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, wait=True):
         before, now = _present_tensors(folder), _tensors_name(identity)
@@ -53,10 +60,18 @@ def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) ->
             (folder / str(before)).unlink(missing_ok=True)
 
 
-def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
-    """Return the description and the tensors of a folder; LoadError for damaged files."""
+def kind_of(folder: Path) -> str:
+    """Return the kind of a saved folder."""
+    return str(_read_spec(folder)[1].get("kind", "model"))
+
+
+def read(folder: Path, kind: str) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    """Return description and tensors of a folder; LoadError if damaged or of another kind."""
     while True:
         text, spec = _read_spec(folder)
+        if (saved := str(spec.pop("kind", "model"))) != kind:
+            reader = READERS.get(saved, "no function of this version")
+            raise LoadError(f"{folder} holds a {saved}, which {reader} reads, not a {kind}")
         file = folder / _tensors_name(spec["tensors"])
         try:
             data = read_file(file, spec["tensors"]["bytes"])
@@ -87,13 +102,10 @@ def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]
     return [f"{name}: {saved.get(name)} there, {now.get(name)} here" for name in names]
 
 
-def require_run(
-    folder: Path, spec: Mapping[str, Json], kind: str, owner: str, run: Mapping[str, Json]
-) -> None:
-    """Raise unless a checkpoint was written by ``owner`` in a run of this configuration."""
-    if spec.get("kind") != kind or not isinstance(spec.get("run"), dict):
-        raise LoadError(f"{folder} holds something else than a checkpoint of {owner}")
-    if differing := differences(spec["run"], run):
+def require_run(folder: Path, saved: Json, run: Mapping[str, Json]) -> None:
+    """Raise unless a checkpoint was written in a run of this configuration."""
+    require_form(saved, dict[str, Any], f"run of {folder}")
+    if differing := differences(saved, run):
         remark = f"; and {len(differing) - _MOST} more" if len(differing) > _MOST else ""
         raise ValueError(
             f"checkpoint {folder} was written by a different configuration: "

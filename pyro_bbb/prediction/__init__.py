@@ -15,6 +15,8 @@ from pyro_bbb.prediction._calibration import predict_calibration as predict_cali
 from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
 from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
 from pyro_bbb.prediction._draws import posterior_draws
+from pyro_bbb.prediction._leave_one_out import leave_one_out_weights as leave_one_out_weights
+from pyro_bbb.prediction._leave_one_out import log_prob_left_out as log_prob_left_out
 from pyro_bbb.prediction._predict import drawn_arguments as drawn_arguments
 from pyro_bbb.prediction._predict import predict, predict_mean
 from pyro_bbb.prediction._regression import GaussianPrediction, Prediction, RegressionPrediction

@@ -16,6 +16,5 @@ from pyro_bbb.sklearn._classifier import BayesianClassifier
 from pyro_bbb.sklearn._estimator import BayesianEstimator, Uncertainty
 from pyro_bbb.sklearn._estimator import read_estimator as read_estimator
 from pyro_bbb.sklearn._regressor import BayesianRegressor
-from pyro_bbb.sklearn._wide_posterior import WidePosterior as WidePosterior
 
 __all__ = ["BayesianClassifier", "BayesianEstimator", "BayesianRegressor", "Uncertainty"]

@@ -7,7 +7,6 @@ The parameters are the fields of a dataclass, whose constructor stores every arg
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
@@ -45,9 +44,8 @@ from pyro_bbb._utils.validation import (
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.likelihoods import Likelihood
-from pyro_bbb.mcmc import Chains
-from pyro_bbb.persistence import Loaded, load, save
-from pyro_bbb.persistence.archive import Json, read, write
+from pyro_bbb.persistence import Loaded, load
+from pyro_bbb.persistence.archive import Json, kind_of, read
 from pyro_bbb.sklearn._choices import ACTIVATIONS, hidden_layers, named
 from pyro_bbb.sklearn._columns import ColumnEncoding, as_codes, find_categories
 from pyro_bbb.sklearn._posterior import FittedPosterior, Rows, learn, learn_on, on_cpu
@@ -60,7 +58,6 @@ _NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": False}  # of
 # options of training a guide, without use for chains
 _OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature", "early_stopping")
 _OF_TRAINING = (*_OF_GUIDES, "max_epochs", "n_iter_no_change", "tol", "batch_size")
-_WIDE = "wide"  # marks the folder of a wide network
 _KEY = "estimator"  # of the estimator's record in the metadata of a save
 SCALING = {"mean": list[float], "scale": list[float]}
 _FORM = {
@@ -200,10 +197,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     @property
     def n_iter_(self) -> int:
         """Passes over the rows in the latest training; of chains those of the longest, or 1."""
-        guide = self.posterior_.guide
-        if isinstance(guide, Chains):
-            return int(guide.num_gradients.sum(1).max())
-        return len(self.history_) or isinstance(guide, WidePosterior)
+        return int(self.posterior_.num_passes)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -399,14 +393,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         """
         check_is_fitted(self)
         self._check_parameters()
-        if isinstance(self.posterior_, WidePosterior) and (changed := self.changed_for_wide()):
-            raise ValueError(f"{changed[0]} was set after the fit: set it back, or fit again")
-        merged = dict(metadata or {}) | {_KEY: self._record()}
-        if isinstance(self.posterior_, WidePosterior):
-            content = json.loads(json.dumps(merged, allow_nan=False))
-            write(Path(path), {_WIDE: True, "metadata": content}, self.posterior_.tensors())
-        else:
-            save(path, self.posterior_.model, self.posterior_.guide, metadata=merged)
+        self.posterior_.save(path, dict(metadata or {}) | {_KEY: self._record()})
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
@@ -439,7 +426,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         else:
             size, targets = len(new.columns_.is_number), math.prod(record.get("y_shape", [0]))
             wide = WidePosterior.from_tensors(loaded.tensors, size, record["seen"])
-            if len(wide.outputs) != targets or new.changed_for_wide():
+            if len(wide.outputs) != targets:
                 raise LoadError(f"{len(wide.outputs)} wide networks do not fit {record}")
             new.posterior_ = wide
         return new
@@ -494,11 +481,11 @@ class LoadedWide:
 
 def read_estimator(path: str | PathLike[str]) -> Loaded | LoadedWide:
     """Return the content of a folder that `BayesianEstimator.save` wrote."""
-    spec, tensors = read(Path(path))
-    if spec.get(_WIDE) is not True:
+    if kind_of(Path(path)) != WidePosterior.saved_kind:
         return load(path)
+    spec, tensors = read(Path(path), WidePosterior.saved_kind)
     with loading(path):
-        require_form(spec, {_WIDE: bool, "metadata": dict[str, Any]})
+        require_form(spec, {"metadata": dict[str, Any]})
     return LoadedWide(spec["metadata"], tensors)
 
 
@@ -511,8 +498,8 @@ def equals(value: Any, default: Any) -> bool:
 
 def can_learn_on(estimator: Any) -> bool:
     """Return True for `available_if`, or raise the reason why `partial_fit` is unavailable."""
-    guide = getattr(getattr(estimator, "posterior_", None), "guide", None)
-    if estimator.inference in ("chains", "wide") or isinstance(guide, Chains | WidePosterior):
+    learns_on = getattr(estimator, "posterior_", FittedPosterior).learns_on
+    if estimator.inference in ("chains", "wide") or not learns_on:
         raise AttributeError(
             "chains and wide networks have no Normal marginals that could be the prior of further "
             "rows: fit all rows at once, or take inference='variational'"

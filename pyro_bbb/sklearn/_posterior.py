@@ -17,10 +17,11 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from os import PathLike
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ from pyro_bbb.likelihoods import Categorical, Gaussian, Likelihood, align
 from pyro_bbb.mcmc import Chains, sample, spread_rows
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianMLP, Offset
-from pyro_bbb.prediction import ClassificationPrediction, Prediction, predict
+from pyro_bbb.persistence import save
+from pyro_bbb.prediction import ClassificationPrediction, Prediction, leave_one_out_weights, predict
 from pyro_bbb.priors import FanInNormal, Prior, from_guide
 from pyro_bbb.sklearn._choices import (
     ACTIVATIONS,
@@ -93,6 +95,39 @@ class FittedPosterior:
     history: History
     num_seen: float  # rows, or their weights, that it was learned from, over all calls
     sharpness: float = 1.0  # factor of each draw's log-probabilities of classes
+
+    corrected_by_rows_left_out = False
+
+    @property
+    def learns_on(self) -> bool:
+        """True if it may be the prior of further rows."""
+        return not isinstance(self.guide, Chains)
+
+    @property
+    def num_passes(self) -> int:
+        """Passes over the rows in the latest training; of chains those of the longest."""
+        if isinstance(self.guide, Chains):
+            return int(self.guide.num_gradients.sum(1).max())
+        return len(self.history)
+
+    @property
+    def num_weights(self) -> int:
+        """Number of the network's weights."""
+        shapes = self.model.latent_shapes().items()
+        return sum(shape.numel() for name, shape in shapes if name.startswith("network."))
+
+    def __str__(self) -> str:
+        if not isinstance(self.guide, Chains):
+            return f"posterior by variational inference ({type(self.guide).__name__})"
+        chains, draws = self.guide.diverging.shape
+        r_hat = self.guide.r_hat_of_functions or math.nan
+        ess = self.guide.ess_of_functions or math.nan
+        words = f"posterior by {chains} chains of {draws} draws"
+        return f"{words} (R-hat {r_hat:.3f}, ESS {ess:.0f} of its function)"
+
+    def save(self, path: str | PathLike[str], metadata: Mapping[str, Any]) -> None:
+        """Write a folder that `pyro_bbb.load` reads."""
+        save(path, self.model, self.guide, metadata=metadata)
 
     @property
     def has_unit(self) -> bool:
@@ -288,11 +323,7 @@ def _learn_classes(
 def _log_likelihood_left_out(
     posterior: FittedPosterior, rows: Rows, seed: int
 ) -> Callable[[float], float]:
-    r"""Return the log-likelihood of rows left out, as a function of the sharpness.
-
-    Given all other rows, draw s has a weight in proportion to $1 / p_s(y_i)$ (Gelfand et al. 1992),
-    truncated at the mean weight times $\sqrt S$ (Ionides 2008).
-    """
+    """Return the log-likelihood of rows left out, as a function of the sharpness."""
     few = spread_rows(len(rows.x), _SHARPENED)
     share = len(rows.x) / len(few)
     prediction: Any = posterior.predict(rows.x[few], _SHARPENING_DRAWS, seed)
@@ -302,9 +333,7 @@ def _log_likelihood_left_out(
         """Return each draw's log-probability of the labels, ``[S, n]``."""
         return log_probs.gather(-1, y.expand(len(log_probs), -1)[..., None])[..., 0]
 
-    log_weight = -at_label(log_probs)
-    largest = log_weight.logsumexp(0) - 0.5 * math.log(len(log_probs))
-    log_weight = torch.minimum(log_weight, largest).log_softmax(0)
+    log_weight = leave_one_out_weights(at_label(log_probs))
 
     def log_likelihood(sharpness: float) -> float:
         scaled = (sharpness * log_probs).log_softmax(-1)

@@ -274,6 +274,7 @@ def fit_wide(
     x: Tensor,
     y: Tensor,
     relative: Tensor,
+    order: Tensor,
     *,
     draws: int,
     seed: int,
@@ -286,13 +287,13 @@ def fit_wide(
         x: standardised inputs ``[n, d]``.
         y: standardised targets ``[n]``.
         relative: relative variances ``[n]`` of the rows' noise.
+        order: a random permutation of the rows; the first are inducing.
         draws: number of draws of the scales, of which more rows than ``evidence_rows`` need half;
             1 is their mode.
-        seed: of the choice of rows and the draws.
+        seed: of the draws.
         evidence_rows: rows whose evidence decides on the scales.
         left_out: numbers of the rows to predict from all others; by default at most 2,000.
     """
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     few = order[: 2 * evidence_rows]
     thetas = _scales(x[few], y[few], relative[few], len(x), draws, evidence_rows, seed)
     if left_out is None:  # new rows are like those that are not inducing, if these are enough

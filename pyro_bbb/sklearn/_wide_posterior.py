@@ -19,9 +19,13 @@ for J draws of the scales. The residuals decide on three corrections of new rows
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from scipy.stats import t as student
@@ -30,6 +34,7 @@ from torch import Tensor
 from pyro_bbb._utils.files import LoadError
 from pyro_bbb._utils.threads import use_threads
 from pyro_bbb.distributions.observation import Normal, StudentT
+from pyro_bbb.persistence.archive import write
 from pyro_bbb.prediction import GaussianPrediction
 from pyro_bbb.sklearn._skewed_columns import SkewedColumns
 from pyro_bbb.sklearn._wide_network import LeftOut, WideNetwork, blocks_left_out, fit_wide
@@ -107,6 +112,10 @@ class WidePosterior:
     model = None  # in the place of a model with latents
     has_unit = True  # targets are standardised
     sharpness = 1.0  # of classes, which it does not predict
+    learns_on = False  # from further rows, as their prior
+    num_passes, num_weights = 1, 0
+    corrected_by_rows_left_out = True
+    saved_kind = "wide network"
 
     @property
     def guide(self) -> WidePosterior:
@@ -142,7 +151,15 @@ class WidePosterior:
             noise_std=(tails * noise).mean(0).sqrt(),
         )
 
+    def __str__(self) -> str:
+        return "posterior of an infinitely wide network in closed form"
+
     # --- saving ---
+
+    def save(self, path: str | PathLike[str], metadata: Mapping[str, Any]) -> None:
+        """Write a folder, of `tensors` and of metadata in JSON's types."""
+        content = json.loads(json.dumps(metadata, allow_nan=False))
+        write(Path(path), self.saved_kind, {"metadata": content}, self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that `from_tensors` needs."""
@@ -265,48 +282,72 @@ def _merged(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def _learn_output(x: Tensor, y: Tensor, weight: Tensor, columns: int, seed: int) -> Output:
     """Return the posterior of one target of different rows ``[n, columns + k]``."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     work = (x.shape[1] + 40) * min(len(x), 400) ** 2  # of the evidence's curvature and chain
     single = work > _MOST_WORK or len(x) > _MANY_ROWS
     draws = 1 if single else _FEW_DRAWS
     # a row of weight w has the information of w rows on the function: noise variance / w
-    network, left_out = fit_wide(x, y, 1 / weight, draws=draws, seed=seed)
+    network, left_out = fit_wide(x, y, 1 / weight, order, draws=draws, seed=seed)
     if len(x) < _LEAST_ROWS:
         return Output(network, None, _FREEDOMS[-1], 1.0)
     rows = left_out.rows
-    targets, of_one = y[rows], weight[rows]
-    # left out it is predicted as a new row, of weight 1
-    extra = network.noise * (1 - 1 / of_one)
-    left_out = replace(left_out, variance=(left_out.variance + extra).clamp_min(1e-12))
-    log_density, freedom, scale = _tails(targets, left_out, of_one)
-    squares = (targets - left_out.mean).square() / left_out.variance
-    # the residual of a row that another repeats is near 0, and would make its logarithm rule
-    logs = squares.mean(0).clamp_min(_LEAST_SQUARE).log() - _MEAN_LOG_CHI2
-    noise, from_others = fit_wide(
-        x[rows],
-        logs,
-        1 / of_one,
-        draws=1,
-        evidence_rows=_NOISE_ROWS,
-        left_out=torch.arange(len(rows)),
-        seed=seed,
-    )
-    factor = from_others.mean[0].exp()
-    by_input = replace(left_out, variance=factor * left_out.variance)
-    better = _tails(targets, by_input, of_one)
-    if better[0] > log_density + _LEAST_GAIN:
-        logs = from_others.mean[0]
-        log_factors = float(logs.min()), float(logs.max())
-        output = Output(network, noise.without_variance(), *better[1:], log_factors)
-    else:
-        output = Output(network, None, freedom, scale)
-    of_function = (left_out.variance - network.noise).clamp_min(0.0).mean(0)
-    output = replace(output, threshold=float(of_function.quantile(_LEVEL)))
-    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:_STRETCH_ROWS]
+    # predictions of the rows as new ones, of weight 1
+    variance = left_out.variance + network.noise * (1 - 1 / weight[rows])
+    left_out = replace(left_out, variance=variance.clamp_min(1e-12))
+    # correction 3, the threshold q
+    function_variance = (left_out.variance - network.noise).clamp_min(0.0).mean(0)
+    threshold = float(function_variance.quantile(_LEVEL))
+    # correction 2: tails, with the variances as they are
+    tails = _tails(y[rows], left_out, weight[rows])
+    output = Output(network, None, tails.freedom, tails.scale, threshold=threshold)
+    # correction 1: noise by input, kept if it raises the log-density
+    noise, log_factor = _noise_by_input(x[rows], y[rows], weight[rows], left_out, seed)
+    by_input = replace(left_out, variance=log_factor.exp() * left_out.variance)
+    noisy_tails = _tails(y[rows], by_input, weight[rows])
+    if noisy_tails.log_density > tails.log_density + _LEAST_GAIN:
+        output = replace(
+            output,
+            noise=noise.without_variance(),
+            freedom=noisy_tails.freedom,
+            scale=noisy_tails.scale,
+            log_factors=(float(log_factor.min()), float(log_factor.max())),
+        )
+    # correction 3, the factor gamma
+    few = order[:_STRETCH_ROWS]
     return replace(output, stretch=_stretch(output, x[few], y[few], weight[few], columns))
 
 
-def _tails(y: Tensor, left_out: LeftOut, weight: Tensor) -> tuple[float, float, float]:
-    """Return the best log-density of rows left out, its degrees of freedom and its scale.
+def _noise_by_input(
+    x: Tensor, y: Tensor, weight: Tensor, left_out: LeftOut, seed: int
+) -> tuple[WideNetwork, Tensor]:
+    """Return the network of the noise's log-factor, and each row's by the other rows, ``[m]``."""
+    squares = (y - left_out.mean).square() / left_out.variance
+    # the residual of a row that another repeats is near 0, and would make its logarithm rule
+    logs = squares.mean(0).clamp_min(_LEAST_SQUARE).log() - _MEAN_LOG_CHI2
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    noise, from_others = fit_wide(
+        x,
+        logs,
+        1 / weight,
+        order,
+        draws=1,
+        evidence_rows=_NOISE_ROWS,
+        left_out=torch.arange(len(x)),
+        seed=seed,
+    )
+    return noise, from_others.mean[0]
+
+
+class _Tails(NamedTuple):
+    """Student's t of rows left out: log-density of all, degrees of freedom, factor c."""
+
+    log_density: float
+    freedom: float
+    scale: float
+
+
+def _tails(y: Tensor, left_out: LeftOut, weight: Tensor) -> _Tails:
+    """Return the tails of largest log-density of rows left out.
 
     For each number of degrees of freedom the scale is that at which central intervals of
     probability 0.9 hold 0.9 of the rows.
@@ -316,11 +357,11 @@ def _tails(y: Tensor, left_out: LeftOut, weight: Tensor) -> tuple[float, float, 
     share = weight[order].cumsum(0) / weight.sum()
     position = (share < _LEVEL).sum().clamp_max(len(y) - 1)
     end = max(float(ordered[position]), _LEAST_QUANTILE)
-    best = (-math.inf, _FREEDOMS[-1], 1.0)
+    best = _Tails(-math.inf, _FREEDOMS[-1], 1.0)
     for freedom in _FREEDOMS:
         scale = end / _quantile(_LEVEL, freedom)
         per_row = _log_prob(y, mean, scale**2 * variance, freedom)
-        best = max(best, (float(weight @ per_row), freedom, scale))
+        best = max(best, _Tails(float(weight @ per_row), freedom, scale))
     return best
 
 

@@ -5,8 +5,7 @@ Their weights are Normals around the prior's means, with the prior's standard de
 factor: of all weights, or of the last layer's alone, which makes the outputs nearly constant.
 A trained guide should be better. One that is not has stopped far from the posterior. Its data cost
 should be below that of each of them as well, or it has learned nothing. At a temperature $T < 1$
-that holds for the data cost of rows left out, too: by first-order sensitivity, without row i the
-posterior's mean of $\log p_i$ is smaller by $\mathrm{Var}[\log p_i] / T$ (Watanabe 2010, WAIC).
+that holds for the data cost of rows left out, too.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from pyro_bbb.guides.scale_kl import with_kl_weight
 from pyro_bbb.latents import drawn
 from pyro_bbb.likelihoods import Bernoulli, Categorical
 from pyro_bbb.models import BayesianModel
+from pyro_bbb.prediction import log_prob_left_out
 from pyro_bbb.training._batches import Batch, Batches
 from pyro_bbb.training.history import History
 
@@ -153,7 +153,7 @@ def _or_a_narrower_prior(batches: Batches) -> str:
 
 @torch.no_grad()
 def _cost_left_out(options: Options, batches: Batches, temperature: float) -> float:
-    r"""Estimate the data cost of rows left out, $-\log E[p_i] + \mathrm{Var}[\log p_i] / T$."""
+    """Estimate the data cost per example of rows left out, in nats."""
     if temperature > 0.99:  # the posterior's noise alone would count
         return 0.0
     x, y = batches.spread()
@@ -164,9 +164,7 @@ def _cost_left_out(options: Options, batches: Batches, temperature: float) -> fl
             trace = poutine.trace(replayed).get_trace(x, y)
             trace.compute_log_prob()
             draws.append(trace.nodes["obs"]["unscaled_log_prob"])
-    log_p = torch.stack(draws)
-    seen = log_p.logsumexp(0) - math.log(len(log_p))
-    return float((log_p.var(0) / temperature - seen).mean())
+    return -float(log_prob_left_out(torch.stack(draws), temperature).mean())
 
 
 @torch.no_grad()

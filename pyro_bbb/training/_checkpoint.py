@@ -44,7 +44,6 @@ from pyro_bbb.training.optim import JointOptim
 if TYPE_CHECKING:
     from pyro_bbb.training._fit import Options
 
-_KIND = "training"
 _OPTIONS = (  # of `fit`, in a fingerprint
     *("epochs", "lr", "lr_schedule", "estimator", "autocast", "accumulate"),
     *("cuda_graph", "engine", "nonfinite", "seed", "patience"),
@@ -174,13 +173,13 @@ class Checkpoint:
         """Resume the run from its checkpoint, or write the first one."""
         processes = self.state.batches.processes
         try:
-            spec, tensors = processes.on_first(partial(read, self.folder))
+            spec, tensors = processes.on_first(partial(read, self.folder, "fit"))
         except FileNotFoundError:
             self.write()
         except OSError as error:
             raise CheckpointError(f"checkpoint {self.folder} cannot be read: {error}") from error
         else:
-            require_run(self.folder, spec, _KIND, "fit", self.run)
+            require_run(self.folder, spec.get("run"), self.run)
             with loading(self.folder):
                 self.state.restore(spec, tensors)
         if processes.first:
@@ -197,11 +196,11 @@ class Checkpoint:
         """Write the run as it is now; after a CheckpointError the previous one is complete."""
         self.flush()
         spec, tensors = self.state.save()
-        self._write({"kind": _KIND, "run": self.run, **spec}, tensors)
+        self._write({"run": self.run, **spec}, tensors)
 
     def _write(self, spec: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         try:
-            self.state.batches.processes.on_first(partial(write, self.folder, spec, tensors))
+            self.state.batches.processes.on_first(partial(write, self.folder, "fit", spec, tensors))
         except OSError as error:
             failed = CheckpointError(
                 f"checkpoint {self.folder} cannot be written: {error}. The previous one is "

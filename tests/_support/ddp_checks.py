@@ -493,7 +493,7 @@ def begin(folder, data=None, **options):
 
 
 def at(folder):
-    return _archive.read(folder)[0]["progress"]
+    return _archive.read(folder, "fit")[0]["progress"]
 
 
 @check

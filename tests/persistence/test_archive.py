@@ -292,12 +292,12 @@ def test_replacing_removes_the_old_tensors_and_nothing_else(saved):
 
 def test_a_reader_meets_one_pair_whole_while_another_replaces_it(tmp_path):
     stop, pairs = threading.Event(), [torch.full((1000,), float(i)) for i in range(4)]
-    write(tmp_path, {"number": 0}, {"x": pairs[0]})
+    write(tmp_path, "fit", {"number": 0}, {"x": pairs[0]})
 
     def keep_writing():
         while not stop.is_set():
             for number, x in enumerate(pairs):
-                write(tmp_path, {"number": number}, {"x": x})
+                write(tmp_path, "fit", {"number": number}, {"x": x})
 
     writer = threading.Thread(target=keep_writing)
     writer.start()
@@ -305,7 +305,7 @@ def test_a_reader_meets_one_pair_whole_while_another_replaces_it(tmp_path):
     try:
         while len(numbers) < 200 or len(set(numbers)) < len(pairs):
             assert time.monotonic() < end, "the writer does nothing"
-            spec, tensors = read(tmp_path)
+            spec, tensors = read(tmp_path, "fit")
             assert torch.equal(tensors["x"], pairs[spec["number"]])
             numbers.append(spec["number"])
     finally:
@@ -335,13 +335,13 @@ def test_writers_of_one_folder_take_turns_and_leave_one_pair(saved):
     def write_many(first):
         for i in range(first, first + 12):
             spec = {"number": i % 3, "write": [first, i]}
-            write(saved, spec, {"weight": torch.full((3,), float(i % 3))})
+            write(saved, "model", spec, {"weight": torch.full((3,), float(i % 3))})
 
     threads = [threading.Thread(target=write_many, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         archive.tidy(saved)
-        spec, tensors = read(saved)
+        spec, tensors = read(saved, "model")
         assert "number" not in spec or (tensors["weight"] == spec["number"]).all()
     assert len(list(saved.iterdir())) == 2

@@ -76,7 +76,7 @@ def record(history):
 
 def content(folder):
     """All that a checkpoint holds, but for how long things took."""
-    spec, tensors = _archive.read(Path(folder))
+    spec, tensors = _archive.read(Path(folder), "fit")
     tensors.pop("history.seconds")
     spec["progress"].pop("seconds")
     return spec, {name: value.tolist() for name, value in tensors.items()}
@@ -233,13 +233,13 @@ def test_a_full_disk_keeps_the_state_in_memory_and_the_checkpoint_before(tmp_pat
     epochs = number // 4
     assert len(caught.value.history) == epochs and len(caught.value.history.steps) == 3 * epochs
     assert same(state(pair), states[epochs - 1])
-    spec, tensors = _archive.read(folder)
+    spec, tensors = _archive.read(folder, "fit")
     assert spec["progress"]["epoch"] == epochs - 1
     assert len(tensors["history.loss"]) == epochs - 1
     assert not any(path.name.startswith(".") for path in folder.iterdir())
 
     caught.value.retry()  # there is room again
-    assert _archive.read(folder)[0]["progress"]["epoch"] == epochs
+    assert _archive.read(folder, "fit")[0]["progress"]["epoch"] == epochs
     again = make()
     history = fit(again, folder)
     calm = make()
@@ -369,10 +369,10 @@ def test_a_damaged_checkpoint_is_refused(begun, tmp_path, name, damage):
 
 def test_a_saved_model_is_no_checkpoint_and_a_checkpoint_no_saved_model(begun, tmp_path):
     bbb.save(tmp_path, *make())
-    with pytest.raises(LoadError, match="holds something else than a checkpoint of fit"):
+    with pytest.raises(LoadError, match="holds a model, which bbb.load reads, not a fit"):
         fit(make(), tmp_path)
     bbb.load(tmp_path)
-    with pytest.raises(LoadError):
+    with pytest.raises(LoadError, match="holds a fit, which fit.checkpoint=...."):
         bbb.load(begun)
 
 
