@@ -19,6 +19,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import mcmc
+from pyro_bbb._recorder import record
 from pyro_bbb.mcmc import _nuts
 from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.mcmc._run import initial_positions
@@ -106,7 +107,7 @@ def test_the_potential_is_pyros_own(double, name):
     potential = Potential(model, x, y)
     start, theirs, _, _ = initialize_model(model, (x, y))
     size = potential.latents.size
-    recorded = _nuts.fastest(potential, torch.randn(size), compile=False)
+    recorded = record(potential.value_and_gradient, torch.randn(size))
     assert (recorded == potential.value_and_gradient) == (name == "branching")
     for _ in range(4):
         z = 0.7 * torch.randn(size)
@@ -124,7 +125,7 @@ def test_networks_are_in_evaluation_mode(double):
     model = bbb.BayesianModel(Dropping(), bbb.likelihoods.Gaussian(), 7)
     potential, z = Potential(model, x, y), torch.ones(3)
     assert model.network.training
-    recorded = _nuts.fastest(potential, z, compile=False)
+    recorded = record(potential.value_and_gradient, z)
     assert len({recorded(z)[0].item(), *(potential(z).item() for _ in range(9))}) == 1
 
 
@@ -204,15 +205,6 @@ def test_a_seed_fixes_each_chain_whatever_their_number():
         pyro.set_rng_seed(1)
         twice.append(mcmc.run_nuts(model, (x, y), **QUICK)["network.fc1.bias"])
     assert torch.equal(*twice)
-
-
-def test_models_that_do_not_pickle_are_named():
-    network = mlp(lambda module, name, shape: dist.Normal(0.0, 1.0))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), 7)
-    with pytest.raises(ValueError, match="num_workers above 1 needs a model that can be pickled"):
-        mcmc.run_nuts(
-            model, (torch.randn(7, 2), torch.randn(7, 1)), num_chains=2, num_workers=2, **QUICK
-        )
 
 
 def global_state(model):
@@ -332,16 +324,6 @@ def test_arviz_is_asked_for_by_name(monkeypatch):
 
 
 # --- slow ---
-
-
-@pytest.mark.slow
-def test_a_compiled_gradient_is_the_same(double):
-    model, x, y = problem("latent-noise")
-    potential = Potential(model, x, y)
-    z = potential.unconstrain(potential.draw_prior())
-    compiled = _nuts.fastest(potential, z, compile=True)(z)
-    for ours, expected in zip(compiled, potential.value_and_gradient(z), strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.slow

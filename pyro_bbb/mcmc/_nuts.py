@@ -7,20 +7,18 @@ Hoffman and Gelman (2014), "The No-U-Turn Sampler", with the multinomial choice 
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import cache
-from itertools import repeat
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyro
 import torch
+from joblib import Parallel, delayed
 from pyro.infer import NUTS
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from pyro_bbb._param_store import own_store
 from pyro_bbb._recorder import Function, record
@@ -47,7 +45,6 @@ def run_nuts(
     target_accept_prob: float = 0.8,
     max_tree_depth: int = 10,
     full_mass: bool = False,
-    compile: bool = False,
     seed: int | None = None,
     progress: bool = True,
     sample_weight: Any = None,
@@ -66,8 +63,7 @@ def run_nuts(
         num_samples: draws per chain after warm-up.
         warmup_steps: draws per chain, thrown away, in which step size and mass matrix adapt.
         num_chains: number of independent chains.
-        num_workers: processes among which the chains are divided. With more than one a script must
-            start from ``if __name__ == "__main__":``, and the model must be picklable.
+        num_workers: processes among which joblib divides the chains.
         init: where the chains start, each at another draw. ``None`` or ``"he"``: kernels from
             the He initialisation, other latents at their prior's centre, and converted networks
             at their weights. ``"prior"``: a draw from the prior. A trained guide: a draw from it,
@@ -76,7 +72,6 @@ def run_nuts(
         target_accept_prob: mean acceptance that the step size adapts to.
         max_tree_depth: a draw takes at most 2 to this power leapfrog steps.
         full_mass: whether the mass matrix has correlations; for at most some hundred latents.
-        compile: whether to compile the gradient by `torch.compile`, which takes some seconds.
         seed: makes the result a function of this number, and leaves torch's random state alone.
         progress: whether to show a progress bar.
         sample_weight: weights ``[n]`` of the examples in the likelihood, as for `fit`.
@@ -110,15 +105,16 @@ def run_nuts(
         numbers = num_samples, warmup_steps, kernel
         jobs: Any = [(*start, *numbers) for start in zip(starts, seeds, strict=True)]
         if (workers := min(num_workers, num_chains)) == 1:
-            gradient = fastest(potential, starts[0], compile)
+            gradient = record(potential.value_and_gradient, starts[0])
             records = [run_chain(gradient, *job, advance=bar.update) for job in jobs]
         else:
+            run = partial(_run_in_worker, torch.get_default_dtype(), potential, starts[0])
             records = []
-            for record in _in_processes(workers, (potential, starts[0], compile), jobs):
-                records.append(record)
+            for chain in Parallel(workers, return_as="generator")(map(delayed(run), jobs)):
+                records.append(chain)
                 bar.update(warmup_steps + num_samples)
         stacked: Any = {
-            name: torch.stack([record[name] for record in records]) for name in records[0]
+            name: torch.stack([chain[name] for chain in records]) for name in records[0]
         }
         by_chain = potential.by_chain(stacked.pop("z").unbind(1))
         return Chains(by_chain=by_chain, seconds=time.perf_counter() - begun, **stacked)
@@ -187,45 +183,16 @@ def run_chain(
     }
 
 
-def fastest(potential: Potential, z: Tensor, compile: bool) -> Function:
-    """Return the potential's gradient, recorded, and compiled if it is to be."""
-    recorded = record(potential.value_and_gradient, z)
-    return torch.compile(recorded) if compile else recorded
-
-
 # --- several chains ---
 
 
-def _in_processes(
-    workers: int, problem: tuple[Any, ...], jobs: list[tuple[Any, ...]]
-) -> Iterator[dict[str, Tensor]]:
-    """Yield the chains in order, each run by one of several processes."""
-    try:
-        shared = pickle.dumps((torch.get_default_dtype(), problem))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"num_workers above 1 needs a model that can be pickled, which fails: {error}"
-        ) from error
-    context = multiprocessing.get_context("spawn")  # a fork would inherit locked threads
-    with ProcessPoolExecutor(workers, context) as pool:
-        try:
-            yield from pool.map(_run_in_worker, repeat(shared), jobs)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _run_in_worker(shared: bytes, job: tuple[Any, ...]) -> dict[str, Tensor]:
-    return run_chain(_gradient_in_worker(shared), *job)
-
-
-@cache
-def _gradient_in_worker(shared: bytes) -> Function:
-    """Return the gradient of a pickled potential, recorded once for all chains of a process."""
-    dtype, problem = pickle.loads(shared)
+def _run_in_worker(
+    dtype: torch.dtype, potential: Potential, z: Tensor, job: tuple[Any, ...]
+) -> dict[str, Tensor]:
+    """Run a chain in another process, where the gradient has to be recorded again."""
     torch.set_num_threads(1)
     torch.set_default_dtype(dtype)
-    return fastest(*problem)
+    return run_chain(record(potential.value_and_gradient, z), *job)
 
 
 def _chain_seeds(seed: int | None, num_chains: int) -> list[int]:
