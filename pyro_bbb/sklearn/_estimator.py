@@ -39,7 +39,6 @@ from pyro_bbb._utils.validation import (
     count,
     one_of,
     positive,
-    probability,
 )
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.estimators import ESTIMATORS
@@ -56,7 +55,7 @@ Predictive = TypeVar("Predictive")
 _ROWS = 2**14  # rows of one pass of predictions; only summaries of their draws are kept
 _NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": False}  # of checked inputs
 # options of training a guide, without use for chains
-_OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature", "early_stopping")
+_OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature")
 _OF_TRAINING = (*_OF_GUIDES, "max_epochs", "n_iter_no_change", "tol", "batch_size")
 _KEY = "estimator"  # of the estimator's record in the metadata of a save
 SCALING = {"mean": list[float], "scale": list[float]}
@@ -122,9 +121,6 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             to 0 along a cosine, in as many passes as have gone before.
         tol: largest decrease that counts as hardly lower, as a fraction of the total decrease
             since the first average, or since that of constant outputs where the first is worse.
-        early_stopping: whether training of a guide ends once rows held out are not better predicted
-            for ``n_iter_no_change`` passes, with the weights of the best pass.
-        validation_fraction: fraction of the rows held out for that.
         batch_size: rows per step; by default from 64 for small tables to 1,024.
         lr: learning rate at the start; it falls to 0 in the end.
         temperature: factor of the prior's weight against the data. 1, the classifier's default, is
@@ -163,8 +159,6 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     max_epochs: int | None = None
     n_iter_no_change: int | None = None
     tol: float = 0.02
-    early_stopping: bool = False
-    validation_fraction: float = 0.1
     batch_size: int | None = None
     lr: float = 1e-2
     temperature: float = 1.0
@@ -258,7 +252,6 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         at_least_zero("tol", self.tol)
         for name in ("seconds", "lr", "temperature"):
             positive(name, getattr(self, name))
-        probability("validation_fraction", self.validation_fraction)
         unused = []
         if self.inference == "chains":
             unused = [name for name in self.changed_training_options() if name in _OF_GUIDES]
