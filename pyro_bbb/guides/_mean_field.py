@@ -24,14 +24,10 @@ from typing import Any, NamedTuple
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.distributions import kl_divergence
 
-from pyro_bbb._param_store import own_store
-from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.memory import FlatMemory, pieces
 from pyro_bbb._utils.tables import as_markdown
@@ -43,6 +39,8 @@ from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.covariance import Diagonal, PartsNormal
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
 from pyro_bbb.latents import Latent, Site
+
+_HEAD = ["latent", "shape", "loc, root mean square", "scale, median"]  # of a table in a notebook
 
 
 class VectorDraw(NamedTuple):
@@ -191,12 +189,15 @@ class AutoSoftplusNormal(Guide):
         with torch.no_grad():
             return {x.name: self._posterior(x).sample(shape) for x in self._known_latents()}
 
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return posterior medians by site name; for weights these are the means."""
-        return {x.name: x.constrain(self.loc(x.name).clone()) for x in self._known_latents()}
-
     def _repr_markdown_(self) -> str:
-        return _as_table(self) if self._latents else repr(self)
+        """Return a table of the latents' moments in unconstrained space."""
+        rows = []
+        for name in self.site_names:
+            loc, scale, left = self.loc(name), self.scale(name), self.unpruned.get(name, ...)
+            row = [f"`{name}`", " × ".join(map(str, loc.shape)) or "1"]
+            moments = loc[left].square().mean().sqrt(), scale[left].median()
+            rows.append(row + [f"{moment:.3g}" for moment in moments])
+        return as_markdown(_HEAD, rows, labels=2) if rows else repr(self)
 
     def without(self, removed: Mapping[str, Tensor]) -> AutoSoftplusNormal:
         """Return a copy in which weights are fixed at exactly 0, and stay so in further training.
@@ -245,51 +246,6 @@ class AutoSoftplusNormal(Guide):
             loc = initial_loc(self._latents[name], site, self.initialise)
             self._add_parameter("locs", name, loc)
             self._add_parameter("rhos", name, torch.full_like(loc, self._init_rho))
-
-
-@torch.no_grad()
-def _as_table(guide: AutoSoftplusNormal) -> str:
-    """Return a table of the latents' moments in unconstrained space, and of their KLs in nats."""
-    left, priors = guide.unpruned, {}
-    with seeded(0):
-        draw = {name: value[0] for name, value in guide.sample_posterior(1).items()}
-        if not left and hasattr(guide.model, "draw_latents"):
-            given_draw = poutine.condition(guide.model.draw_latents, data=draw)
-            with own_store(guide.model), poutine.block():
-                trace = poutine.trace(given_draw).get_trace()
-            priors = {name: trace.nodes[name]["fn"] for name in draw if name in trace}
-    rows = []
-    for name, latent in guide.latents.items():
-        loc, scale = guide.loc(name), guide.scale(name)
-        row = [f"`{name}`", " × ".join(map(str, loc.shape)) or "1"]
-        if name in left:
-            loc, scale = loc[left[name]], scale[left[name]]
-            row[1] = f"{len(loc):,} of {row[1]}"
-        moments = (loc.square().mean().sqrt(), scale.median()) if loc.numel() else ()
-        row += [f"{moment:.3g}" for moment in moments]
-        if name in priors:
-            kl = _kl(guide._posterior(latent), priors[name], draw[name])
-            row += [_std(priors[name]), f"{kl / draw[name].numel():.3g}"]
-        rows.append(row + [""] * (len(_HEAD) - len(row)))
-    return as_markdown(_HEAD, rows, labels=2)
-
-
-_HEAD = ["latent", "shape", "loc, root mean square", "scale, median", "prior sd", "KL per value"]
-
-
-def _std(prior: Any) -> str:
-    """Return the median of the prior's standard deviations, if it has any."""
-    try:
-        return f"{prior.stddev.median():.3g}"
-    except NotImplementedError:
-        return ""
-
-
-def _kl(q: Any, p: Any, value: Tensor) -> float:
-    try:
-        return float(kl_divergence(q, p).sum())
-    except NotImplementedError:
-        return float((q.log_prob(value) - p.log_prob(value)).sum())
 
 
 def plain_draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,6 @@ import pyro
 import pytest
 import torch
 from pyro.distributions import Normal
-from torch.distributions import kl_divergence
 
 import pyro_bbb as bbb
 
@@ -23,55 +22,32 @@ def rows(markdown):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_a_guide_shows_its_moments_and_the_kl_of_each_latent():
+def test_a_guide_shows_its_moments():
     _, guide = posterior(Normal(0.0, 2.0))
     shown = rows(guide._repr_markdown_())
     assert [row[0] for row in shown] == [f"`{name}`" for name in guide.site_names]
-    for name, (_, _, loc, scale, sd, kl) in zip(guide.site_names, shown, strict=True):
-        q = Normal(guide.loc(name), guide.scale(name))
-        assert float(loc) == pytest.approx(q.loc.square().mean().sqrt().item(), rel=5e-3)
-        assert float(scale) == pytest.approx(q.scale.median().item(), rel=5e-3)
-        assert float(sd) == 2.0
-        expected = kl_divergence(q, Normal(0.0, 2.0)).mean().item()
-        assert float(kl) == pytest.approx(expected, rel=5e-3)
-
-
-def test_without_closed_form_the_kl_is_that_of_one_draw():
-    prior = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
-    _, guide = posterior(prior)
-    name, state = guide.site_names[0], torch.get_rng_state()
-    kl = float(rows(guide._repr_markdown_())[0][-1])
-    assert torch.get_rng_state().equal(state)
-    torch.manual_seed(0)
-    w = guide.sample_posterior(1)[name][0]
-    q = Normal(guide.loc(name), guide.scale(name))
-    expected = (q.log_prob(w) - prior.log_prob(w)).mean().item()
-    assert kl == pytest.approx(expected, rel=5e-3)
+    for name, (_, _, loc, scale) in zip(guide.site_names, shown, strict=True):
+        assert float(loc) == pytest.approx(guide.loc(name).square().mean().sqrt().item(), rel=5e-3)
+        assert float(scale) == pytest.approx(guide.scale(name).median().item(), rel=5e-3)
 
 
 def test_removed_weights_are_left_out():
     _, guide = posterior(Normal(0.0, 1.0))
     pruned = bbb.prune(guide, 0.5)
-    for name, (_, shape, _, scale, *kl) in zip(
-        guide.site_names, rows(pruned._repr_markdown_()), strict=True
-    ):
-        left = pruned.unpruned[name]
-        assert shape.startswith(f"{left.sum()} of ") and kl == ["", ""]
-        if left.any():
-            assert float(scale) == pytest.approx(guide.scale(name)[left].median().item(), rel=5e-3)
-        else:
-            assert scale == ""
+    shown = rows(pruned._repr_markdown_())
+    for name, (*_, scale) in zip(guide.site_names, shown, strict=True):
+        expected = guide.scale(name)[pruned.unpruned[name]].median().item()
+        assert float(scale) == pytest.approx(expected, rel=5e-3, nan_ok=True)
 
 
-def test_a_plain_pyro_model_has_no_prior_in_the_table():
-    def model():
-        pyro.sample("w", Normal(torch.zeros(3), 1.0).to_event(1))
-
-    guide = bbb.AutoSoftplusNormal(model)
-    assert guide._repr_markdown_() == repr(guide)  # has no latents yet
+def test_a_guide_without_latents_shows_its_name():
+    guide = bbb.AutoSoftplusNormal(
+        lambda: pyro.sample("w", Normal(torch.zeros(3), 1.0).to_event(1))
+    )
+    assert guide._repr_markdown_() == repr(guide)
     guide()
-    ((name, shape, *_, sd, kl),) = rows(guide._repr_markdown_())
-    assert (name, shape, sd, kl) == ("`w`", "3", "", "")
+    ((name, shape, *_),) = rows(guide._repr_markdown_())
+    assert (name, shape) == ("`w`", "3")
 
 
 def test_a_history_shows_five_epochs():
