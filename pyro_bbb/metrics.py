@@ -21,7 +21,6 @@ replaced by Normal scores of their ranks. Source: Vehtari, Gelman, Simpson, Carp
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import torch
@@ -389,13 +388,10 @@ def _by_function(statistic: Callable[[Tensor], Tensor], draws: Tensor) -> Tensor
 
 def _r_hat(values: Tensor) -> Tensor:
     halves = _halves(values)
-    order, ordered = _sorted(halves.flatten(1))
-    number = ordered.shape[1]
-    median = (ordered[:, (number - 1) // 2] + ordered[:, number // 2]) / 2
-    outward, distance = _sorted((ordered - median[:, None]).abs(), "stable")  # merges two runs
-    location = _normal_scores(order, ordered).view_as(halves)
-    scale = _normal_scores(order.gather(1, outward), distance).view_as(halves)
-    return torch.maximum(_plain_r_hat(location), _plain_r_hat(scale))
+    median = torch.from_numpy(np.median(halves.flatten(1).numpy(), axis=1))
+    folded = (halves - median[:, None, None]).abs()
+    location, scale = (_plain_r_hat(_normal_scores(x)) for x in (halves, folded))
+    return torch.maximum(location, scale)
 
 
 def _plain_r_hat(values: Tensor) -> Tensor:
@@ -408,29 +404,12 @@ def _halves(values: Tensor) -> Tensor:  # [functions, 2 * chains, draws // 2]
     return torch.cat([values[..., :half], values[..., -half:]], 1)
 
 
-def _sorted(
-    rows: Tensor, algorithm: Literal["quicksort", "stable"] = "quicksort"
-) -> tuple[Tensor, Tensor]:
-    """Sort each row; return the permutations and the sorted values."""
-    order = torch.from_numpy(rows.numpy().argsort(1, kind=algorithm))  # faster than torch's
-    return order, rows.gather(1, order)
+def _normal_scores(values: Tensor) -> Tensor:
+    """Return Blom's Normal scores of the ranks of a function's draws; ties share their mean."""
+    from scipy.stats import rankdata  # slow to import
 
-
-def _normal_scores(order: Tensor, ordered: Tensor) -> Tensor:
-    """Return Normal scores of the ranks in each row; ties share their mean rank."""
-    rows, number = ordered.shape
-    # Blom's scores of the ranks 1, 1.5, ..., number
-    ranks = 1 + torch.arange(2 * number - 1, dtype=ordered.dtype) / 2
-    scores = torch.special.ndtri((ranks - 3 / 8) / (number + 1 / 4))
-    by_position = scores[::2].repeat(rows)
-    repeated = torch.zeros_like(ordered, dtype=torch.bool)
-    repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    if len(later := repeated.flatten().nonzero()[:, 0]):
-        heads = later.diff(prepend=later[:1] - 2) != 1  # of the runs of ties
-        first, run = later[heads] - 1, heads.cumsum(0) - 1
-        tied = scores[2 * (first % number) + run.bincount()]
-        by_position[first], by_position[later] = tied, tied[run]
-    return torch.empty_like(ordered).scatter_(1, order, by_position.view(rows, number))
+    ranks = torch.from_numpy(rankdata(values.flatten(1).numpy(), axis=1)).view_as(values)
+    return torch.special.ndtri((ranks - 3 / 8) / (values[0].numel() + 1 / 4))
 
 
 def _plain_ess(values: Tensor) -> Tensor:
@@ -463,8 +442,7 @@ def _tail_ess(values: Tensor) -> Tensor:
 
 
 def _bulk_ess(values: Tensor) -> Tensor:
-    halves = _halves(values)
-    return _plain_ess(_normal_scores(*_sorted(halves.flatten(1))).view_as(halves))
+    return _plain_ess(_normal_scores(_halves(values)))
 
 
 _ESS: dict[str, Callable[[Tensor], Tensor]] = {

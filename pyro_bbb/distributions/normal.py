@@ -21,7 +21,6 @@ from torch.distributions import Distribution, constraints
 from pyro_bbb.distributions.summed_event import (
     HALF_LOG_2PI,
     Event,
-    batches,
     to_event,
     total,
     unexpanded,
@@ -45,8 +44,8 @@ class SummedNormal(dist.Normal):
         count = math.prod(self.batch_shape[first:])
         # sum of ln sigma_j; a scale that repeats has one logarithm
         log_scale = total(scale.log(), dims) * (count // math.prod(scale.shape[first:]))
-        distance: Tensor = SquaredDistance.apply(value, loc, scale, dims)
-        return -0.5 * distance - log_scale - count * HALF_LOG_2PI
+        z = ((value - loc) / scale).flatten(-dims)
+        return -0.5 * torch.linalg.vecdot(z, z) - log_scale - count * HALF_LOG_2PI
 
     def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | SummedNormal:
         return to_event(self, reinterpreted_batch_ndims)
@@ -114,38 +113,6 @@ class PrunedNormal(SoftplusNormal):
 
 
 # --- fast forms ---
-
-
-class SquaredDistance(Function):
-    r"""$\sum ((w - \mu) / \sigma)^2$ over the last ``dims`` dimensions, in place."""
-
-    @staticmethod
-    def forward(value: Tensor, loc: Tensor, scale: Tensor, dims: int) -> Tensor:
-        return total(((value - loc).div_(scale)).square_(), dims)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.dims = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        value, loc, scale = ctx.saved_tensors
-        factor = 2 * grad.reshape(grad.shape + (1,) * ctx.dims) / scale.square()
-        of_value = (value - loc).mul_(factor)
-        of_loc = of_scale = None
-        if ctx.needs_input_grad[1]:
-            of_loc = -of_value.sum_to_size(loc.shape)
-        if ctx.needs_input_grad[2]:
-            of_scale = -((value - loc) * of_value / scale).sum_to_size(scale.shape)
-        return of_value, of_loc, of_scale, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        *tensors, dims = args
-        rows = batches(info.batch_size, in_dims, tuple(tensors))
-        result: Tensor = SquaredDistance.apply(*rows, dims)
-        return result, 0
 
 
 def softplus(rho: Tensor) -> Tensor:
