@@ -28,13 +28,10 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.util import site_is_subsample
 from torch import Size, Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, ExpTransform, Transform, biject_to, constraints
 
 from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.locking import GLOBAL_LOCK
-from pyro_bbb._utils.memory import joined
 
 __all__ = ["Latent", "Latents", "base_support", "is_real", "role_of"]
 
@@ -171,14 +168,6 @@ class Latents(Mapping[str, Latent]):
         """Return one vector ``[d]`` of unconstrained values by site name."""
         return torch.cat([unconstrained[name].reshape(-1) for name in self])
 
-    def ravel_parameters(self, parameters: Iterable[Tensor]) -> Tensor:
-        """Return one vector ``[d]`` of parameters in the order of the latents.
-
-        It is a view where they lie consecutively in memory.
-        """
-        vector: Tensor = _Ravel.apply(*parameters)
-        return vector
-
     def unravel(self, z: Tensor) -> dict[str, Tensor]:
         """Return unconstrained values ``[..., *shape]`` by site name, of vectors ``[..., d]``.
 
@@ -240,24 +229,6 @@ def base_support(fn: Distribution) -> Any:
 def is_real(fn: Distribution) -> bool:
     """Return whether a distribution is of real values."""
     return base_support(fn) in _REAL
-
-
-class _Ravel(Function):
-    """Parameters as one vector ``[d]``: at 784-1200-1200-10 a copy would take 4 % of a step."""
-
-    @staticmethod
-    def forward(*parameters: Tensor) -> Tensor:
-        return joined([x.detach().reshape(-1) for x in parameters])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.shapes = [x.shape for x in inputs]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        pieces = grad.split([shape.numel() for shape in ctx.shapes])
-        return tuple(x.view(shape) for x, shape in zip(pieces, ctx.shapes, strict=True))
 
 
 # --- sample sites of modules and traces ---

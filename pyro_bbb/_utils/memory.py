@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,15 +28,6 @@ class FlatMemory:
         """Give every tensor its own memory again, with its present content."""
         for x, own in self._own:
             x.data = x.data.clone() if own is None else own.copy_(x.data)
-
-
-def joined(vectors: Sequence[Tensor]) -> Tensor:
-    """Concatenate vectors ``[n_i]``: a view if they are consecutive in memory already."""
-    memories = {x.untyped_storage().data_ptr() for x in vectors}
-    follow = (a.data_ptr() + a.nbytes == b.data_ptr() for a, b in pairwise(vectors))
-    if len(memories) == 1 and all(x.stride() == (1,) for x in vectors) and all(follow):
-        return vectors[0].as_strided((sum(map(len, vectors)),), (1,))
-    return torch.cat(list(vectors))
 
 
 _IN_CACHE = 2**17  # numbers; about ten vectors of this length fit in a processor's cache

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.memory import FlatMemory, pieces
+from pyro_bbb._utils.memory import pieces
 from pyro_bbb._utils.tables import as_markdown
 from pyro_bbb._utils.validation import count, finite
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
@@ -143,22 +143,10 @@ class AutoSoftplusNormal(Guide):
     def vectors(self) -> tuple[Tensor, Tensor]:
         r"""Return $\mu$ and $\rho$ of all latents, ``[n]`` each."""
         loc, rho = (
-            self._latents.ravel_parameters(self._own(group, name) for name in self._latents)
+            self._latents.ravel({name: self._own(group, name) for name in self._latents})
             for group in ("locs", "rhos")
         )
         return loc, rho
-
-    @contextmanager
-    def consecutive(self) -> Iterator[None]:
-        """Inside, means lie consecutively in memory, and so do rhos: `vectors` copies nothing."""
-        names = list(self._latents)
-        parameters = [[self._own(group, name) for name in names] for group in ("locs", "rhos")]
-        memories = [FlatMemory(x, keep=False) for x in parameters if self.is_one_vector]
-        try:
-            yield
-        finally:
-            for memory in memories:
-                memory.close()
 
     @property
     def is_factorised(self) -> bool:

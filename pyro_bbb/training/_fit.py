@@ -35,7 +35,6 @@ from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import (
     Approximated,
-    AutoSoftplusNormal,
     NoModeError,
     TooFewIteratesError,
     collected,
@@ -221,8 +220,6 @@ def fit(
     with ExitStack() as at_end:
         at_end.enter_context(seeded(seed))
         at_end.enter_context(own_store(model, guide))
-        if isinstance(guide, AutoSoftplusNormal):
-            at_end.enter_context(guide.consecutive())
         begin_stream = at_end.enter_context(group.own_stream())
         batches = Batches(data, batch_size, model, device, accumulate, group, guide, sample_weight)
         begin_stream()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pyro_bbb._utils.memory import FlatMemory, joined
+from pyro_bbb._utils.memory import FlatMemory
 
 SMALL = 2**15  # numbers; above, a pass over memory costs more than an operation's overhead
 
@@ -45,7 +45,7 @@ class FlatAdam:
         """Move the gradients to the vectors, and return all gradients."""
         for vector, parameters in self._vectors:
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            vector.grad = joined([grad.reshape(-1) for grad in grads])
+            vector.grad = torch.cat([grad.reshape(-1) for grad in grads])
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         return [p.grad for p in parameters if p.grad is not None]
 
