@@ -26,6 +26,8 @@ from pyro_bbb.distributions.summed_event import (
     unexpanded,
 )
 
+_BLOCK = 2**16  # squares of one dot product, whose rounding grows with their number
+
 
 class SummedNormal(dist.Normal):
     """Pyro's Normal, which sums its log-density over many weights in few passes."""
@@ -45,7 +47,8 @@ class SummedNormal(dist.Normal):
         # sum of ln sigma_j; a scale that repeats has one logarithm
         log_scale = total(scale.log(), dims) * (count // math.prod(scale.shape[first:]))
         z = ((value - loc) / scale).flatten(-dims)
-        return -0.5 * torch.linalg.vecdot(z, z) - log_scale - count * HALF_LOG_2PI
+        blocks = [torch.linalg.vecdot(block, block) for block in z.split(_BLOCK, -1)]
+        return -0.5 * torch.stack(blocks).sum(0) - log_scale - count * HALF_LOG_2PI
 
     def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | SummedNormal:
         return to_event(self, reinterpreted_batch_ndims)
