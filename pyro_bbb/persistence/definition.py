@@ -74,8 +74,9 @@ def in_words(value: Any) -> str:
         return f"{name_of(value.func)}{in_words(value.args)}{in_words(value.keywords)}"
     if isinstance(value, Distribution | Transform):
         parameters: dict[str, Any] = {}
-        with suppress(NotImplementedError, AttributeError):  # it may consist of others
-            parameters = {key: getattr(value, key, None) for key in value.arg_constraints}
+        with suppress(NotImplementedError):  # it may consist of others
+            names = getattr(value, "arg_constraints", ())
+            parameters = {key: getattr(value, key, None) for key in names}
         public = {key: x for key, x in vars(value).items() if key[0] != "_"}
         return _joined(type(value).__name__, parameters or public)
     return repr(value) if isinstance(value, _NUMBERS) else name_of(value)

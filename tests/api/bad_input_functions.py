@@ -12,6 +12,7 @@ import numpy as np
 import pyro.distributions as dist
 import torch
 from matplotlib.figure import Figure
+from pyro.infer import RenyiELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -391,6 +392,8 @@ TRAINING = [
         ("lr_schedule", lambda done: -1.0, "lr must be .* -0.01"),
         ("lr_schedule", lambda done: NAN, "lr must be .* nan"),
         ("data", DataLoader(TensorDataset(X[:0], LABELS[:0])), "data"),
+        ("data", (X, LABELS[:, None]), r"expected y of shape \[n\], got \[4, 1\]"),
+        ("loss", RenyiELBO(), "loss must be Trace_ELBO or TraceMeanField_ELBO"),
         ("guide", of_other_names(), "guide must have a posterior"),
         ("guide", of_more(), "guide must draw latents of the model only"),
         fine=[

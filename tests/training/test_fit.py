@@ -208,18 +208,6 @@ def test_every_form_of_the_same_data_gives_the_same_loss(kind):
 
 
 X, Y = torch.randn(40, 3), torch.randn(40)
-BAD_DATA = {
-    "num_data": (X[:30], Y[:30], "num_data of the model is 40, but data has 30"),
-    "x shape": (X[:, :2], Y, r"expected x of shape \[batch, 3\], got \[2, 2\]"),
-    "images": (X.view(40, 3, 1), Y, r"expected x of shape \[batch, 3\]"),
-    "y shape": (X, torch.randn(40, 2), r"expected y of shape \[n, 1\], got \[40, 2\]"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_DATA)
-def test_bad_data_are_refused(case):
-    *pairs, message = BAD_DATA[case]
-    assert_refused(make(), pairs, ValueError, message)
 
 
 def assert_refused(pair, pairs, error, message, **options):
@@ -247,27 +235,6 @@ LABELS, BINARY, COUNTS = likelihoods.Categorical, likelihoods.Bernoulli, likelih
 def test_targets_outside_the_likelihoods_range_are_refused(likelihood, y, message):
     outputs = 3 if likelihood is LABELS else 1
     assert_refused(make(likelihood(), sizes=(3, 8, outputs)), (X, y), ValueError, message)
-
-
-BAD_OPTIONS = [  # more than those of tests/api
-    ({"kl_schedule": "linear"}, ValueError, r"kl_schedule.*\['blundell', 'uniform'\].*'linear'"),
-    ({"loss": "elbo"}, ValueError, r"loss.*\['mean_field', 'trace'\].*'elbo'"),
-    ({"loss": pyro.infer.RenyiELBO()}, TypeError, "loss must be Trace_ELBO or TraceMeanField_ELBO"),
-    ({"lr_schedule": "step"}, ValueError, "lr_schedule.*constant.*warmup_cosine.*'step'"),
-    ({"estimator": "score"}, ValueError, "estimator must be one of.*'reparam'.*got 'score'"),
-    ({"nonfinite": "ignore"}, ValueError, r"nonfinite must be one of \['raise', 'skip'\]"),
-]
-
-
-@pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS)
-def test_bad_options_are_refused(options, error, message):
-    assert_refused(make(), (X, Y), error, message, **options)
-
-
-def test_a_model_of_another_kind_is_refused():
-    model, guide = make()
-    with pytest.raises(TypeError, match="model must be a BayesianModel, got BayesianMLP"):
-        quiet_fit(model.network, guide, (X, Y))
 
 
 # --- callbacks, optimisers, schedules, progress ---

@@ -181,20 +181,6 @@ def test_warm_up_is_a_line_and_cooling_goes_by_equal_factors():
     assert both == pytest.approx(cold * warm, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (lambda: KLSchedule(initial_temperature=2), ValueError, "together, got 2 and 0"),
-        (lambda: KLSchedule(cooling_epochs=2), ValueError, "together, got None and 2"),
-        (lambda: weights(lambda i, m: -0.5, 2, 1), ValueError, "kl_schedule.* got -0.5"),
-        (lambda: weights(lambda i, m: math.nan, 2, 1), ValueError, "kl_schedule.* got nan"),
-    ],
-)
-def test_bad_schedules_are_refused(build, error, message):
-    with pytest.raises(error, match=message):
-        build()
-
-
 def test_a_negative_weight_is_refused_by_the_model():
     model = bbb.BayesianModel(bbb.BayesianMLP([3, 2]), bbb.likelihoods.Gaussian(), num_data=10)
     with pytest.raises(ValueError, match="kl_weight must be a non-negative number, got -1"):

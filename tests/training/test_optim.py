@@ -176,15 +176,6 @@ def test_the_learning_rate_reaches_every_group_and_is_checked(lr):
         optim.set_lr(lr)
 
 
-def test_bad_arguments_are_refused():
-    optim = JointOptim(torch.optim.Adam, {"lr": 0.1})
-    assert optim.get_state() == {}
-    with pytest.raises(RuntimeError, match="give JointOptim its parameters before its state"):
-        optim.set_state({})
-    with pytest.raises(ValueError, match=r"may hold clip_norm only, got \['clip_value'\]"):
-        JointOptim(torch.optim.Adam, {"lr": 0.1}, {"clip_value": 1.0})
-
-
 # --- on flat vectors ---
 
 
