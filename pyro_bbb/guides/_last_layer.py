@@ -42,7 +42,8 @@ from torch.distributions.transforms import SoftplusTransform
 from torch.nn import functional as F
 
 from pyro_bbb._param_store import own_param, own_store
-from pyro_bbb._utils.inputs import Rows, at_least_single
+from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.inputs import Rows, as_inputs, at_least_single, call_arguments
 from pyro_bbb._utils.validation import count, one_of, positive
 from pyro_bbb.distributions import observation, softplus
 from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, innermost
@@ -128,6 +129,12 @@ class LastLayer(Guide):
 
     def _variance(self, features: Tensor) -> Tensor:
         """Return variances ``[..., out]`` of the head's outputs for its inputs ``[..., in]``."""
+        weight = self._parts()["weight"]
+        variance = self._root(features).square().sum(-1)  # [k, n]
+        return variance.T.expand(-1, len(weight.loc)).reshape(*features.shape[:-1], -1)
+
+    def _root(self, features: Tensor) -> Tensor:
+        r"""Return R ``[k, n, in + 1]``; $R R^\top$ is the covariance of an output's values."""
         q = self._parts()
         weight, bias = q["weight"], q.get("bias")
         x = features.reshape(-1, features.shape[-1]).to(weight.loc.dtype)
@@ -135,21 +142,19 @@ class LastLayer(Guide):
             scaled = x * weight.scale.unsqueeze(1)  # [k, n, in]
             white = torch.baddbmm(scaled, scaled, weight.lower)  # L^T (x, 1), without the last
             if bias is None:
-                variance = white.square().sum(-1)
-            else:
-                white = white + (bias.scale.unsqueeze(-1) * bias.lower).unsqueeze(1)
-                variance = white.square().sum(-1) + bias.scale.square().unsqueeze(-1)  # [k, n]
-        return variance.T.expand(-1, len(weight.loc)).reshape(*features.shape[:-1], -1)
+                return white
+            white = white + (bias.scale.unsqueeze(-1) * bias.lower).unsqueeze(1)
+            return torch.cat([white, bias.scale[:, None, None].expand(-1, len(x), 1)], -1)
 
     @torch.no_grad()
     def output_moments(self, model: Any, x: Rows) -> OutputMoments:
-        with own_store(self), self.observed_head() as variance:
+        with own_store(self), self.observed_head() as features:
             mean = network_outputs(model, self.median(), x)  # the network is its own tangent
-            return OutputMoments(at_least_single(mean), at_least_single(variance()))
+            return OutputMoments(at_least_single(mean), at_least_single(self._variance(features())))
 
     @contextmanager
     def observed_head(self) -> Iterator[Callable[[], Tensor]]:
-        """Yield a function that returns the variances of the network's outputs inside."""
+        """Yield a function that returns the head's inputs, once the network has run inside."""
         seen: list[tuple[Tensor, Tensor, int]] = []
         outputs: list[Any] = []
         network: nn.Module = self.model.network
@@ -160,7 +165,7 @@ class LastLayer(Guide):
             network.register_forward_hook(lambda module, args, output: outputs.append(output)),
         ]
         try:
-            yield lambda: self._variance(_features(seen, outputs))
+            yield lambda: _features(seen, outputs)
         finally:
             for handle in handles:
                 handle.remove()
@@ -190,12 +195,50 @@ class LastLayer(Guide):
         if not self.model.likelihood.is_standard:
             got = f"got {type(self.model.likelihood).__name__}; or fit(loss='trace')"
             raise ValueError(f"vbll needs a likelihood of pyro_bbb.likelihoods, {got}")
-        with self.observed_head() as variance, _ExpectObservation(variance):
-            return model(*args)
+        with self.observed_head() as features:
+            with _ExpectObservation(lambda: self._variance(features())):
+                return model(*args)
 
     def _at_means(self, x: Any, y: Any, kl_weight: float | Tensor) -> dict[str, Tensor]:
+        moments = self._moments()
+        if prior := self._prior_of_outputs():
+            first, *others = moments.values()
+            first.kl = self._kl_of_outputs(prior, as_inputs(x))
+            for q in others:  # it is of all weights
+                q.kl = torch.zeros_like(first.kl)
         with scale_kl(kl_weight):
-            return {name: pyro.sample(name, q) for name, q in self._moments().items()}
+            return {name: pyro.sample(name, q) for name, q in moments.items()}
+
+    def _prior_of_outputs(self) -> Any:
+        """Return the head's `FunctionNormal`, if that is its prior."""
+        prior: Any = self.model.get_submodule(self._path)._modules.get("prior")
+        names = self._parts() if prior else ()
+        priors = [prior.for_weight(name) for name in names]
+        if not any(prior.of_outputs for prior in priors):
+            return None
+        if any(prior is not priors[0] for prior in priors):
+            raise ValueError("FunctionNormal must be the prior of the head's weight and bias alike")
+        return priors[0]
+
+    def _kl_of_outputs(self, prior: Any, x: Rows) -> Tensor:
+        r"""Return $\mathrm{KL}[q(f_C) \| p(f_C)]$ at context points of a minibatch, in nats."""
+        args, kwargs = call_arguments(x)
+        if len(args) != 1 or kwargs:
+            got = f"got {len(args) + len(kwargs)}"
+            raise ValueError(f"FunctionNormal needs a network of one tensor of inputs, {got}")
+        points = prior.points(args[0])
+        loc = {name: q.loc for name, q in self._moments().items()}
+        # as in prediction, so that a batch of context points moves no running average
+        with own_store(self), evaluating(self.model.network), self.observed_head() as features:
+            mean = network_outputs(self.model, loc, points)
+            root = self._root(features())
+        if mean.dim() != 2:
+            shape = list(mean.shape)
+            raise ValueError(
+                f"FunctionNormal needs outputs [batch, out] of the network, got {shape}"
+            )
+        kl: Tensor = prior.kl(mean.to(root.dtype), root, points)
+        return kl
 
     def _moments(self) -> dict[str, AtMean]:
         """Return the weights' distributions at their means, by site name."""
@@ -266,6 +309,8 @@ class _ExpectObservation(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] == "obs" and msg["is_observed"]:
             msg["fn"] = ExpectedObservation(msg["fn"], self.variance())
+        elif getattr(msg["fn"], "of_outputs", False):  # `AtMean.kl` scores all weights
+            msg["fn"] = dist.ImproperUniform(constraints.real, Size(), msg["fn"].event_shape)
 
 
 def _factor(weight: AtMean) -> Tensor:
@@ -305,6 +350,7 @@ class AtMean(dist.TorchDistribution):
 
     def __init__(self, loc: Tensor, scale: Tensor, lower: Tensor) -> None:
         self.loc, self.scale, self.lower = loc, scale, lower
+        self.kl: Tensor | None = None  # from a prior of the outputs
         super().__init__(Size(), loc.shape, validate_args=False)
 
     @property
@@ -333,6 +379,8 @@ def _kl_at_mean(q: AtMean, p: Distribution) -> Tensor:
     $$\tfrac12\sum_j \Big(\frac{(\mu_j - m_j)^2 + \mathrm{Var}\,w_j}{s_j^2} - 1\Big)
       + \sum_j \ln s_j - \sum_j \ln\sigma_j$$
     """
+    if q.kl is not None:
+        return q.kl
     normal: Any = innermost(p)
     if not isinstance(normal, dist.Normal):
         raise ValueError(

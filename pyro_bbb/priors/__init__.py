@@ -17,6 +17,8 @@ a dict from name patterns to any of these. `make` takes a name with options:
 | ``horseshoe`` | `HierarchicalNormal`, half-Cauchy scale | ``scale=1``, ``per="unit"`` |
 | ``inverse_gamma`` | `HierarchicalNormal` | ``concentration=1``, ``rate=1``, ``per="layer"`` |
 
+`FunctionNormal` is a prior of the outputs, for a network whose last layer alone is random.
+
 Imports the packages up to `latents`. A new prior is one module here: `named` gives it a name in
 `PRIORS`, `saveable` defines how its class is saved.
 """
@@ -35,15 +37,18 @@ from pyro_bbb.priors._base import (
 )
 from pyro_bbb.priors._fixed import FanInNormal
 from pyro_bbb.priors._from_guide import FromGuide, from_guide
+from pyro_bbb.priors._function_normal import CONTEXTS, FunctionNormal
 from pyro_bbb.priors._hierarchical import HierarchicalNormal
 from pyro_bbb.priors._learned import LearnedNormal, LearnedScaleMixture
 from pyro_bbb.priors.declaration import declare
 
 __all__ = [
     "ByName",
+    "CONTEXTS",
     "FanInNormal",
     "FromGuide",
     "Function",
+    "FunctionNormal",
     "HierarchicalNormal",
     "Independent",
     "LearnedNormal",

@@ -36,6 +36,9 @@ class Prior(nn.Module):
     is_fixed = False
     """Whether the distributions depend on no parameter, latent or call."""
 
+    of_outputs = False
+    """Whether it is a prior of the network's outputs instead of its weights."""
+
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """Return the distribution of weight ``name`` of ``module``, of event shape ``shape``."""
         raise NotImplementedError

@@ -162,7 +162,7 @@ def _cost_left_out(options: Options, batches: Batches, temperature: float) -> fl
         for _ in range(2 * _DRAWS):
             replayed = poutine.replay(model, poutine.trace(guide).get_trace(x, y, 1.0))
             trace = poutine.trace(replayed).get_trace(x, y)
-            trace.compute_log_prob()
+            trace.compute_log_prob(lambda _, site: site["is_observed"])
             draws.append(trace.nodes["obs"]["unscaled_log_prob"])
     return -float(log_prob_left_out(torch.stack(draws), temperature).mean())
 

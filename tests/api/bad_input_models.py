@@ -94,6 +94,22 @@ DISTRIBUTIONS = [
 
 PRIORS = [
     row("priors.FanInNormal", lambda: {"gain": 1.0}, ("gain", 0.0, "gain .* got 0")),
+    row(
+        "priors.FunctionNormal",
+        lambda: {
+            "scale": 2.0,
+            "context": ("patches", "clouds"),
+            "num_points": 8,
+            "weight": 1.0,
+            "noise": 0.1,
+            "kernel": None,
+        },
+        ("context", "digits", "context must be one of"),
+        ("context", (), "got none"),
+        ("context", torch.zeros(0, 3), "context must be finite"),
+        ("kernel", 1.0, "kernel must be a function"),
+        ("noise", -1.0, "noise .* got -1"),
+    ),
     row("priors.LearnedNormal", lambda: {"scale": 1.0}, ("scale", 0, "scale .* 0")),
     row(
         "priors.LearnedScaleMixture",

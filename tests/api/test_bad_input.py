@@ -72,6 +72,7 @@ EXEMPT = {
     "pruning.PrunableGuide*": "a protocol",
     "pruning.keeping": "a step of fit",
     "priors.Prior": "base of the priors",
+    "priors.FunctionNormal.*": "steps of fit, with its arguments",
     "priors.FromGuide": "what from_guide makes",
     **dict.fromkeys(
         ["EpochEnd", "History*", "Chains", "persistence.Loaded", "data.UCIData"],
