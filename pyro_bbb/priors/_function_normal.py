@@ -16,8 +16,8 @@ $$q(f_C) = N(\Phi\mu,\; \Phi\Sigma\Phi^\top + t^2 I).$$
 
 The KL at finitely many points is at most that of the functions, the supremum over all such sets
 (Sun et al., theorem 1). Noise t in both keeps the KL finite where C exceeds the number of features,
-and makes it smaller, so that it stays a lower bound. Gradients reach the trunk: it learns features by which the outputs at the
-context points are as uncertain as the prior.
+and makes it smaller, so that it stays a lower bound. Gradients reach the trunk: it learns features
+by which the outputs at the context points are as uncertain as the prior.
 """
 
 from __future__ import annotations
