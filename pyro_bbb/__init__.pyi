@@ -26,11 +26,13 @@ from .estimators import flipout as flipout
 from .estimators import local_reparameterization as local_reparameterization
 from .estimators import sticking_the_landing as sticking_the_landing
 from .evaluation import Comparison as Comparison
+from .evaluation import Detector as Detector
 from .evaluation import Evaluation as Evaluation
 from .evaluation import Verdict as Verdict
 from .evaluation import check as check
 from .evaluation import compare as compare
 from .evaluation import evaluate as evaluate
+from .evaluation import ood as ood
 from .guides import AutoSoftplusNormal as AutoSoftplusNormal
 from .mcmc import Chains as Chains
 from .mcmc import DivergedError as DivergedError

@@ -14,9 +14,11 @@ from pyro_bbb.prediction._calibration import call_predict as call_predict
 from pyro_bbb.prediction._calibration import predict_calibration as predict_calibration
 from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
 from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
+from pyro_bbb.prediction._draws import default_rows as default_rows
 from pyro_bbb.prediction._draws import posterior_draws
 from pyro_bbb.prediction._leave_one_out import leave_one_out_weights as leave_one_out_weights
 from pyro_bbb.prediction._leave_one_out import log_prob_left_out as log_prob_left_out
+from pyro_bbb.prediction._predict import checked_inputs as checked_inputs
 from pyro_bbb.prediction._predict import drawn_arguments as drawn_arguments
 from pyro_bbb.prediction._predict import predict, predict_mean
 from pyro_bbb.prediction._regression import GaussianPrediction, Prediction, RegressionPrediction

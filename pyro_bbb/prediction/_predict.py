@@ -202,13 +202,13 @@ def _passes(
         batch_size = count("batch_size", batch_size)
     if isinstance(x, Dataset | DataLoader):
         for batch in input_batches(x, batch_size):
-            yield _checked(model, guide, batch, move=True), default_rows(batch)
+            yield checked_inputs(model, guide, batch, move=True), default_rows(batch)
     else:
-        inputs = _checked(model, guide, x, move=not isinstance(x, Tensor))
+        inputs = checked_inputs(model, guide, x, move=not isinstance(x, Tensor))
         yield inputs, batch_size or default_rows(inputs)
 
 
-def _checked(model: BayesianModel, guide: Any, x: Any, *, move: bool) -> Rows:
+def checked_inputs(model: nn.Module, guide: Any, x: Any, *, move: bool) -> Rows:
     """Return the inputs as finite tensors of the model's precision, on the guide's device."""
     inputs: Rows = to_precision(require_inputs(x), guide, model)
     if isinstance(guide, nn.Module):

@@ -807,6 +807,18 @@ def intervals():
     return bbb.conformal(as_targets, (X, TARGETS), 0.5)
 
 
+@cache
+def detector():
+    torch.manual_seed(0)
+    data = X.repeat(10, 1), LABELS.repeat(10)
+    return bbb.ood(nn.Linear(3, 3), None, data, score="mahalanobis", fraction=0.2)
+
+
+def saved_detector():
+    detector().save(folder() / "detector")
+    return str(folder() / "detector")
+
+
 def as_labels(x):
     return ClassificationPrediction(torch.stack([x, x.flip(1)]).log_softmax(-1))
 
@@ -844,6 +856,57 @@ NO_COMMON_DRAWS = [
         "prediction",
         ClassificationPrediction(torch.zeros(2, 4, 5, 3).log_softmax(-1)),
         "prediction must be of one label for each input",
+    ),
+]
+OUT_OF_DISTRIBUTION = [
+    row(
+        "ood",
+        lambda: {
+            **dict(zip(("model", "posterior"), of_labels().values(), strict=True)),
+            "train": (X.repeat(10, 1), LABELS.repeat(10)),
+            "score": "mahalanobis",
+            "num_samples": 2,
+            "fraction": 0.2,
+            "held_out": 0.2,
+            "batch_size": 3,
+            "seed": 0,
+        },
+        ("model", lambda x: x, "model must be a Module"),
+        ("posterior", None, "posterior must be what predict takes"),
+        ({"model": nn.Linear(3, 3)}, "posterior must be None for a Linear"),
+        ("train", X, r"data must be a pair \(x, y\)"),
+        ("train", (X, LABELS), "needs 4 held-out rows or more, held_out leaves 1"),
+        ("score", "best", "score must be one of"),
+        ("layer", "fc9", "layer must be one of"),
+        ("fraction", 0.0, r"fraction must be in \(0, 1\), got 0"),
+        ("held_out", 1.0, r"held_out must be in \(0, 1\), got 1"),
+        ("num_samples", 0, "num_samples must be an integer of at least 1"),
+        fine=[{"score": "knn"}, {"model": nn.Linear(3, 3), "posterior": None}, {"layer": ""}],
+        aka={"posterior": "posterior|guide", "train": "train|data", "held_out": "fraction|held_out"},
+    ),
+    *[
+        row(
+            f"Detector.{name}",
+            lambda: {"self": detector(), "x": X, "batch_size": 3},
+            ("x", X[:, :2], r"expected x of shape|does not fit"),
+            ("x", X * NAN, "x must be finite"),
+            ("batch_size", 0, "batch_size must be an integer of at least 1"),
+        )
+        for name in ("score_samples", "predict")
+    ],
+    row(
+        "Detector.save",
+        lambda: {"self": detector(), "path": str(folder() / "new_detector")},
+        ("path", 3, "path must be a path"),
+        **A_PATH,
+    ),
+    row(
+        "Detector.load",
+        lambda: {"path": saved_detector(), "model": detector().model},
+        ("path", 3, "path must be a path"),
+        ("path", str(folder() / "none"), "none"),
+        ("model", nn.Linear(3, 3), "model must have the parameters of the saved detector's"),
+        **A_PATH,
     ),
 ]
 CALIBRATED = [
@@ -1037,4 +1100,13 @@ FILES = [
     ),
 ]
 
-ROWS = [*DATA, *TRAINING, *PREDICTION, *AFTER, *CALIBRATED, *EVALUATED, *FILES]
+ROWS = [
+    *DATA,
+    *TRAINING,
+    *PREDICTION,
+    *AFTER,
+    *OUT_OF_DISTRIBUTION,
+    *CALIBRATED,
+    *EVALUATED,
+    *FILES,
+]

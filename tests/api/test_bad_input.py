@@ -82,6 +82,7 @@ EXEMPT = {
         ["ClassificationPrediction", "RegressionPrediction"], "a record that predict makes"
     ),
     "ConformalPredictor": "a record that conformal makes",
+    "Detector": "a record that ood makes",
     "Evaluation": "a record that evaluate makes",
     "Comparison": "a record that compare makes",
     "Verdict": "a record that check makes",
