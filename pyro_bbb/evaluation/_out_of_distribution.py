@@ -292,8 +292,9 @@ class Detector:
         """
         tensors: dict[str, Tensor] = {}
         state = {name: encode(getattr(self, name), name, tensors) for name in _STATE}
-        spec = {"kind": "detector", "model": digest(self.model.state_dict().values()), **state}
-        write(as_path(path), spec, {name: cpu_copy(value) for name, value in tensors.items()})
+        spec = {"model": digest(self.model.state_dict().values()), **state}
+        tensors = {name: cpu_copy(value) for name, value in tensors.items()}
+        write(as_path(path), "detector", spec, tensors)
 
     @classmethod
     def load(cls, path: str | PathLike[str], model: nn.Module) -> Detector:
@@ -304,12 +305,10 @@ class Detector:
             LoadError: a file is damaged, or of something else; or the model has other parameters.
         """
         kind("model", model, nn.Module)
-        spec, tensors = read(as_path(path))
+        spec, tensors = read(as_path(path), "detector")
         device = next((x.device for x in model.parameters()), None)
         tensors = {name: value.to(device) for name, value in tensors.items()}
         with loading(path):
-            if spec.pop("kind", None) != "detector":
-                raise LoadError("it holds something else than a detector")
             if spec.pop("model") != digest(model.state_dict().values()):
                 raise LoadError(
                     "model must have the parameters of the saved detector's, got others"

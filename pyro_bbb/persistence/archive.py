@@ -36,6 +36,7 @@ FORMAT, VERSION = "pyro_bbb", 1
 READERS = {  # of each kind of saved folder
     "model": "bbb.load",
     "wide network": "BayesianRegressor.load",
+    "detector": "Detector.load",
     "fit": "fit(checkpoint=...)",
     "sample": "sample(checkpoint=...)",
     "run_sgmcmc": "run_sgmcmc(checkpoint=...)",

@@ -882,7 +882,11 @@ OUT_OF_DISTRIBUTION = [
         ("held_out", 1.0, r"held_out must be in \(0, 1\), got 1"),
         ("num_samples", 0, "num_samples must be an integer of at least 1"),
         fine=[{"score": "knn"}, {"model": nn.Linear(3, 3), "posterior": None}, {"layer": ""}],
-        aka={"posterior": "posterior|guide", "train": "train|data", "held_out": "fraction|held_out"},
+        aka={
+            "posterior": "guide|posterior",
+            "train": "data|train",
+            "held_out": "fraction|held_out",
+        },
     ),
     *[
         row(
