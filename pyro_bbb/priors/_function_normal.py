@@ -16,8 +16,9 @@ $$q(f_C) = N(\Phi\mu,\; \Phi\Sigma\Phi^\top + t^2 I).$$
 
 The KL at finitely many points is at most that of the functions, the supremum over all such sets
 (Sun et al., theorem 1). Noise t in both keeps the KL finite where C exceeds the number of features,
-and makes it smaller, so that it stays a lower bound. Gradients reach the trunk: it learns features
-by which the outputs at the context points are as uncertain as the prior.
+and makes it smaller (the regularised KL of Cinquin and Bamler 2024, arXiv:2406.04317). Gradients
+reach the trunk: it learns features by which the outputs at the context points are as uncertain as
+the prior.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class FunctionNormal(Prior):
         # tr P^-1 S = |L_p^-1 L_q|^2
         spread = torch.linalg.solve_triangular(p, q, upper=False).square().sum() * repeats
         shift = torch.linalg.solve_triangular(p, mean, upper=False).square().sum()
-        log_ratio = outputs * _log_det(p) - repeats * _log_det(q)
+        log_ratio = outputs * p.diagonal().log().sum()  # of the roots of the determinants
+        log_ratio = log_ratio - repeats * q.diagonal(dim1=1, dim2=2).log().sum()
         return self.weight * (0.5 * (spread + shift - size * outputs) + log_ratio)
 
     def extra_repr(self) -> str:
@@ -149,11 +151,6 @@ def _cholesky(covariance: Tensor) -> Tensor:
     """Return L of positive definite matrices, NaN for others, without a read of the device."""
     factor, info = torch.linalg.cholesky_ex(covariance)
     return factor.where((info == 0)[..., None, None], torch.nan)
-
-
-def _log_det(factor: Tensor) -> Tensor:
-    """Return the sum of the logarithms of the diagonals of triangular matrices."""
-    return factor.diagonal(dim1=-2, dim2=-1).log().sum()
 
 
 class _OfOutputs(dist.Delta):
