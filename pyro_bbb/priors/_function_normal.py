@@ -203,11 +203,6 @@ def _clouds(x: Tensor) -> Tensor:
     return (0.5 + 0.5 * total / total.std((1, 2, 3), keepdim=True)).clamp(0, 1)
 
 
-def _edges(x: Tensor) -> Tensor:
-    """Return differences of neighbouring pixels, as thin lines."""
-    return ((x - x.roll(1, -1)).abs() + (x - x.roll(1, -2)).abs()).clamp(0, 1)
-
-
 def _mixed(x: Tensor) -> Tensor:
     """Replace random areas of each image by those of another."""
     return x.where(_clouds(x[:, :1]) > 0.5, x.roll(1, 0))
@@ -227,7 +222,6 @@ _OF_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "patches": _patches,
     "warped": _warped,
     "clouds": _clouds,
-    "edges": _edges,
     "mixed": _mixed,
 }
 _OF_COLUMNS: dict[str, Callable[[Tensor], Tensor]] = {"shuffled": _shuffled, "spread": _spread}
