@@ -21,6 +21,7 @@ from torch.distributions import Distribution, constraints
 from pyro_bbb.distributions.summed_event import (
     HALF_LOG_2PI,
     Event,
+    innermost,
     to_event,
     total,
     unexpanded,
@@ -52,6 +53,16 @@ class SummedNormal(dist.Normal):
 
     def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | SummedNormal:
         return to_event(self, reinterpreted_batch_ndims)
+
+
+def fixed_normal(fn: Any) -> tuple[Tensor, Tensor] | None:
+    """Return mean and scale of a site's Normals, of its shape; ``None`` if others or trained."""
+    normal = innermost(fn)
+    if type(normal) not in (dist.Normal, SummedNormal):
+        return None
+    if normal.loc.requires_grad or normal.scale.requires_grad:
+        return None
+    return normal.loc.expand(fn.shape()), normal.scale.expand(fn.shape())
 
 
 class SoftplusNormal(SummedNormal):

@@ -154,6 +154,15 @@ class Guide(AutoGuide):
             raise not_normal(self)
         return tangent_moments(model, self._latents, normal, x)
 
+    def before_epoch(self, epoch: int, epochs: int, data: Any) -> None:
+        """Change what depends on the data between epochs of `fit`; nothing by default.
+
+        Args:
+            epoch: number of the epoch that begins, from 0.
+            epochs: number of all.
+            data: the training set, as batches ``(x, y)``.
+        """
+
     def sampler(self) -> Callable[[int], dict[str, Tensor]]:
         """Return `sample_posterior` at the present parameters; what draws share is made once."""
         draw: Callable[[int], dict[str, Tensor]] = self.sample_posterior

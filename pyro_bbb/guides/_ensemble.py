@@ -98,7 +98,9 @@ class Ensemble(Guide):
         """
         members = self.members
         latents = [latent for member in members for latent in member._latents.values()]
-        if any(latent.frames for latent in latents) or not all(x._complete for x in members):
+        if any(latent.frames for latent in latents):
+            return False
+        if not all(member._complete and member.stackable for member in members):
             return False
         if all(type(member) is Delta for member in members):
             return True

@@ -20,6 +20,12 @@ the $a_t$ and $g_{kt}$ of ``linearization.py``, a layer's block of the curvature
 of independent Normals: h is the second derivative of its negative log-density; where this is not
 positive (a scale mixture between its widths, a Laplace distribution) the slope from 0,
 $h = (-\ln p)'(z) / z$, which for a scale mixture of Normals is the expected precision given z.
+
+$\tau$ maximises the evidence at the point, `TotalCurvature.best_prior_factors`: after training, or
+also during it (Immer et al. 2021, "Scalable marginal likelihood estimation for model selection in
+deep learning", Algorithm 1). The model keeps its prior $N(m, 1/h)$; the point gets the log-density
+$\ln q = \frac{\tau - 1}{2} \sum_j h_j (z_j - m_j)^2$, so that $\ln q - \ln p$ in the objective is
+$-\ln N(z \mid m, 1 / (\tau h))$ up to a constant.
 """
 
 from __future__ import annotations
@@ -34,16 +40,19 @@ from typing import Any, TypeAlias
 
 import pyro
 import torch
+from pyro import distributions as dist
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 from torch import Tensor
 
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, as_inputs, each, tensor_of, weight_of
 from pyro_bbb._utils.validation import kind, one_of, tensor
+from pyro_bbb.distributions.normal import fixed_normal
 from pyro_bbb.guides._autoguides import PointThenNormal
 from pyro_bbb.guides._base import as_batches
-from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker
+from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker, LateTensors
 from pyro_bbb.guides.initial_values import InitLoc
 from pyro_bbb.guides.linearization import (
     Head,
@@ -54,7 +63,7 @@ from pyro_bbb.guides.linearization import (
     outputs_and_head,
     root_of,
 )
-from pyro_bbb.latents import over_draws, role_of, sample_names, substituted
+from pyro_bbb.latents import over_draws, role_of, sample_names, substituted, unseen
 
 Batch: TypeAlias = tuple[Any, Tensor]
 STRUCTURES = ("full", "kron", "diag", "last_layer")
@@ -62,6 +71,8 @@ CURVATURES = ("ggn", "hessian")
 _MAX_LATENTS = 4096
 _EXAMPLES = 256  # in one graph
 _LOG_FACTORS = (-15.0, 15.0)  # of the prior's precision
+_PARTS = 10  # of a training, after each of which the prior is chosen
+_CHOOSING = 2048  # examples that choose it then
 _CHECKED, _DRAWS, _NATS = 64, 32, 0.1  # of the comparison of draws with the tangent
 
 
@@ -125,7 +136,10 @@ class Laplace(PointThenNormal):
             positive at a maximum only.
         optimize_prior: whether `approximate` multiplies the prior's standard deviations by the one
             factor of largest marginal likelihood, `prior_scale`; the point stays. ``"layer"``: by
-            one for each layer, of structures ``"kron"`` and ``"diag"``.
+            one for each layer, of structures ``"kron"`` and ``"diag"``. ``"online"``: in `fit`
+            also after each tenth of the epochs, by at most 2,048 examples, and the point is trained
+            on under that prior; by layer where the structure is one of these two. The first tenth
+            is without prior. It needs fixed Normal priors and at least two epochs.
         init_loc: initial point, see `AutoSoftplusNormal`.
 
     Raises:
@@ -135,6 +149,7 @@ class Laplace(PointThenNormal):
     """
 
     prior_scale: Tensor
+    online_prior: Any
 
     def __init__(
         self,
@@ -150,9 +165,11 @@ class Laplace(PointThenNormal):
         super().__init__(model, init_loc=init_loc)
         self._structure = one_of("structure", structure, STRUCTURES)
         self._curvature = one_of("curvature", curvature, CURVATURES)
-        if optimize_prior != "layer":
+        if isinstance(optimize_prior, str):
+            one_of("optimize_prior", optimize_prior, ("layer", "online"))
+        else:
             kind("optimize_prior", optimize_prior, bool)
-        elif structure not in ("kron", "diag"):
+        if optimize_prior == "layer" and structure not in ("kron", "diag"):
             raise ValueError(
                 "optimize_prior='layer' has structure='kron' or 'diag', got "
                 f"structure={structure!r}; use optimize_prior=True"
@@ -164,7 +181,10 @@ class Laplace(PointThenNormal):
                 f"structure={structure!r}, optimize_prior={optimize_prior!r}; use curvature='ggn'"
             )
         self.register_buffer("prior_scale", torch.ones(()))
+        self.online_prior = LateTensors(loc=None, change=None)  # m and (tau - 1) h
         self._find_declared()
+        if optimize_prior == "online":
+            self._normal_priors()
 
     def approximate(self, data: Batch | Iterable[Batch]) -> None:
         """Set the covariance to the inverse curvature of the negative log joint at the point.
@@ -184,21 +204,79 @@ class Laplace(PointThenNormal):
         if not self._complete:
             self._find_latents(*first)
         total = self._total(chain([first], batches))
-        prior, layers = total.prior.clone(), self._prior_layers()
+        layers = self._prior_layers()
         factors = total.best_prior_factors(layers) if self._optimize_prior else [1.0] * len(layers)
-        for ranges, factor in zip(layers, factors, strict=True):
-            for where in ranges:
-                prior[where] *= factor
+        prior = total.prior * self._by_latent(factors)
         roots = [block.root(prior[block.where]) for block in total.blocks]
         for part, tensors in zip(self.covariance, roots, strict=True):
             part.set(**{name: value.to(self.loc) for name, value in tensors.items()})
-        scales = torch.tensor(factors) ** -0.5
-        self.prior_scale.copy_(scales.view_as(self.prior_scale))
+        self.prior_scale.copy_(torch.tensor(factors).rsqrt().view_as(self.prior_scale))
+        self.online_prior.forget()
         _warn_of_draws(self.model, self, *first)
 
     def reset(self) -> None:
         super().reset()
         self.prior_scale.fill_(1.0)
+        self.online_prior.forget()
+
+    @property
+    def stackable(self) -> bool:
+        return self._optimize_prior != "online"
+
+    def before_epoch(self, epoch: int, epochs: int, data: Any) -> None:
+        """Choose the prior of the epochs that follow, with ``optimize_prior="online"``."""
+        if self._optimize_prior != "online":
+            return
+        if epochs < 2:
+            raise ValueError(f"optimize_prior='online' needs epochs of at least 2, got {epochs}")
+        layers = self._prior_layers()
+        if epoch == 0:
+            factors = [0.0] * len(layers)
+        elif _PARTS * epoch // epochs > _PARTS * (epoch - 1) // epochs:
+            total = self._total(_bounded(as_batches(data), _CHOOSING))
+            factors = total.best_prior_factors(layers)
+        else:
+            return
+        loc, precision = self._normal_priors()
+        change = (self._by_latent(factors).to(loc) - 1) * precision
+        if self.online_prior.loc is None:
+            self.online_prior.set(loc=loc, change=change)
+        else:  # in place, where a captured step reads it
+            self.online_prior.change.copy_(change)
+        self.prior_scale.copy_(torch.tensor(factors).rsqrt().view_as(self.prior_scale))
+
+    def get_posterior(self, *args: Any, **kwargs: Any) -> Any:
+        prior = self.online_prior
+        if prior.loc is None or not self.is_point:
+            return super().get_posterior(*args, **kwargs)
+        log_ratio = 0.5 * (self.loc - prior.loc).square() @ prior.change
+        return dist.Delta(self.loc, log_ratio, event_dim=1)
+
+    def _normal_priors(self) -> tuple[Tensor, Tensor]:
+        """Return means and precisions ``[D]`` of the priors, 0 for latents that stay points."""
+        with own_store(self.model), unseen(self.model), torch.enable_grad():
+            sites = poutine.trace(self.model.draw_latents).get_trace().nodes
+        loc, precision = (torch.zeros_like(self.loc.detach()) for _ in range(2))
+        for part in self.covariance:
+            for name in self._latents.within(part.where):
+                normal = fixed_normal(sites[name]["fn"]) if name in sites else None
+                if normal is None:
+                    raise ValueError(
+                        f"optimize_prior='online' needs a fixed Normal prior, {name} has another; "
+                        "use optimize_prior=True"
+                    )
+                where = self._latents.slices[name]
+                loc[where] = normal[0].flatten()
+                precision[where] = normal[1].flatten() ** -2
+        return loc, precision
+
+    def _by_latent(self, factors: list[float]) -> Tensor:
+        """Return the factor of each latent's prior precision, ``[D]``."""
+        tau = self.loc.new_ones(self.latent_dim, dtype=torch.float64)
+        for ranges, factor in zip(self._prior_layers(), factors, strict=True):
+            for where in ranges:
+                tau[where] = factor
+        return tau
 
     def _total(self, batches: Iterable[Batch]) -> TotalCurvature:
         """Return the curvature of the whole data, in float64."""
@@ -206,7 +284,7 @@ class Laplace(PointThenNormal):
         guide.reset()
         model.double().requires_grad_(False)  # derivatives are by the latents alone
         guide.double()
-        total, count, watched = TotalCurvature(guide), 0, self._structure in ("kron", "diag")
+        total, count = TotalCurvature(guide), 0
         with evaluating(model), pyro.validation_enabled(False):
             for x, y in batches:
                 fraction = len(x) / model.num_data  # of the prior
@@ -216,33 +294,44 @@ class Laplace(PointThenNormal):
                     (slope,) = torch.autograd.grad(neg_log_joint, guide.loc, create_graph=True)
                     total.blocks[0].sum += _jacobian(slope, guide.loc)
                 else:
-                    total.add(Linearization(*args, watched=watched))
+                    total.add(Linearization(*args))
                 count += len(x)
         total.finish(model.num_data / count)
         return total
 
     def _prior_layers(self) -> list[list[slice]]:
         """Return ranges of the latents whose prior has one factor, by layer or all together."""
-        if self._optimize_prior != "layer":
+        if not self._has_layers:
             return [[part.where for part in self.covariance]]
         layers: dict[str, list[slice]] = {}
         for name, where in self._latents.slices.items():
             layers.setdefault(name.rpartition(".")[0], []).append(where)
         return list(layers.values())
 
+    @property
+    def _has_layers(self) -> bool:
+        """Return whether each layer's prior has its own factor."""
+        layered = self._structure in ("kron", "diag")
+        return layered and self._optimize_prior in ("layer", "online")
+
+    @property
+    def by_layer(self) -> list[str]:
+        """Names of latents whose curvature is computed from the uses of their layers."""
+        return list(self._latents) if self._structure in ("kron", "diag") else []
+
     def _unknown_parts(self) -> list[CovariancePart]:
         slices = self._latents.slices
-        if self._optimize_prior == "layer":
+        if self._has_layers:
             self.prior_scale = self.prior_scale.new_ones(len(self._prior_layers()))
         everything = slice(0, self.latent_dim)
         if self._structure == "diag":
             return [Diagonal(everything)]
-        if self._structure == "kron":
+        if self.by_layer:
             return [
                 Diagonal(slices[x.name])
                 if x.transform is not None or x.role == "likelihood"
                 else (Kronecker if len(x.shape) > 1 else Dense)(slices[x.name])
-                for x in self._latents.values()
+                for x in map(self._latents.__getitem__, self.by_layer)
             ]
         if self._structure == "last_layer":
             layer = [slices[name] for name in self._last_layer()]
@@ -273,18 +362,20 @@ class TotalCurvature:
         self.guide, zeros = guide, torch.zeros_like(guide.loc.detach())
         block_types = {Dense: DenseBlock, Diagonal: DiagonalBlock, Kronecker: KroneckerBlock}
         self.kron = guide._structure == "kron"
-        owners = list(guide.latents) if self.kron else [""]
+        owners = guide.by_layer if self.kron else [""]
         pairs = zip(guide.covariance, owners, strict=True)
         curvature = guide._curvature
         self.blocks = [block_types[type(p)](p.where, name, curvature) for p, name in pairs]
         self.slope, self.prior = zeros.clone(), zeros.clone()  # of all but the network
-        self.counted, self.coupled = 0.0, False
+        self.counted = 0.0
+        self.coupled: bool | None = None  # not yet known
 
     def add(self, batch: Linearization) -> None:
         """Add the curvature of a batch."""
         self.slope += batch.by_z.detach()
         self.counted += float(batch.weight.sum())
-        self.coupled = self._is_coupled(batch)
+        if self.coupled is None:
+            self.coupled = self._is_coupled(batch)
         self.prior += 0.0 if self.coupled else batch.diagonal_of_rest
         if self.kron:
             factors = batch.kronecker_factors()
@@ -493,12 +584,10 @@ def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 class Linearization:
     """The negative log joint of one batch, with the network cut off from the rest of the model.
 
-    Model and guide are in double precision. The `uses` of weights are collected where ``watched``.
+    Model and guide are in double precision. The `uses` are those of the guide's `by_layer`.
     """
 
-    def __init__(
-        self, model: Any, guide: Any, x: Rows, y: Tensor, fraction: float, watched: bool
-    ) -> None:
+    def __init__(self, model: Any, guide: Any, x: Rows, y: Tensor, fraction: float) -> None:
         self.model, self.guide, self.x = model, guide, x
         outputs: list[Tensor] = []
 
@@ -514,7 +603,7 @@ class Linearization:
         at_point = poutine.trace(guide).get_trace(x, y, fraction)
         values = {name: at_point.nodes[name]["value"] for name in guide.site_names}
         handle = model.network.register_forward_hook(cut)
-        with LayerUses(values if watched else {}) as layers:
+        with LayerUses({name: values[name] for name in guide.by_layer}) as layers:
             joint = poutine.trace(poutine.replay(model, trace=at_point)).get_trace(x, y, fraction)
         handle.remove()
         neg_log_joint = at_point.log_prob_sum() - joint.log_prob_sum()
@@ -557,11 +646,13 @@ class Linearization:
         """Return the Hessian of all but the network times a vector."""
         return _gradient((self.by_z * vector).sum(), self.guide.loc).detach()
 
-    def _pulled_back(self, vector: Tensor) -> Iterator[tuple[LayerUse, Tensor]]:
+    def _pulled_back(
+        self, vector: Tensor, uses: list[LayerUse]
+    ) -> Iterator[tuple[LayerUse, Tensor]]:
         r"""Yield $J^\top v$ at each use's output, ``[n, out, positions]``, for v ``[n, K]``."""
-        targets = [use.output for use in self.uses]
+        targets = [use.output for use in uses]
         grads = torch.autograd.grad((self.f * vector).sum(), targets, retain_graph=True)
-        for use, by_output in zip(self.uses, grads, strict=True):
+        for use, by_output in zip(uses, grads, strict=True):
             yield use, use.gradients(by_output)
 
     def kronecker_factors(self) -> dict[str, tuple[Tensor, ...]]:
@@ -571,13 +662,19 @@ class Linearization:
         """
         if missing := self.not_in_layers():
             raise ValueError(
-                "structure='kron' needs every latent to be once the weight or bias of a linear or "
-                f"2-D convolution layer without groups, got {', '.join(missing)}; use "
-                "structure='diag' or 'last_layer'"
+                f"structure={self.guide._structure!r} needs every latent to be once the weight or "
+                "bias of a linear or 2-D convolution layer without groups, got "
+                f"{', '.join(missing)}; use structure='diag' or 'last_layer'"
             )
         outer: dict[str, Any] = dict.fromkeys([use.weight for use in self.uses], 0.0)
-        for column in root_of(self.curvature).unbind(-1):  # Lambda = sum of column column^T
-            for use, gradients in self._pulled_back(column):
+        inside = []
+        for use in self.uses:
+            if use.output is self.f:  # g is a unit vector
+                outer[use.weight] = self.curvature.sum(0)
+            else:
+                inside.append(use)
+        for column in root_of(self.curvature).unbind(-1) if inside else ():  # Lambda = sum of c c^T
+            for use, gradients in self._pulled_back(column, inside):
                 g = gradients.movedim(1, 0).flatten(1)
                 outer[use.weight] = outer[use.weight] + g @ g.T
         factors: dict[str, tuple[Tensor, ...]] = {}
@@ -596,7 +693,7 @@ class Linearization:
         single: dict[str, Any] = {}  # of uses at one position, at the output, [n, out]
         values, vectors = torch.linalg.eigh(self.curvature)
         for value, vector in zip(values.unbind(-1), vectors.unbind(-1), strict=True):
-            for use, g in self._pulled_back(vector):
+            for use, g in self._pulled_back(vector, self.uses):
                 if use.bias is not None:
                     sums[use.bias] = sums.get(use.bias, 0.0) + value @ g.sum(2).square()
                 if g.shape[2] == 1:
@@ -613,8 +710,8 @@ class Linearization:
     def not_in_layers(self) -> list[str]:
         """Return names of the network's latents that are not once a weight or bias of a layer."""
         used = [name for use in self.uses for name in (use.weight, use.bias)]
-        network = self.guide.latents.of_role("weight", "adapter", "prior")
-        return [latent.name for latent in network if used.count(latent.name) != 1]
+        names = [name for name in self.guide.by_layer if role_of(name) != "likelihood"]
+        return [name for name in names if used.count(name) != 1]
 
 
 def _jacobian(values: Tensor, at: Tensor, rows: int = 256) -> Tensor:
@@ -670,14 +767,16 @@ def _warn_of_draws(model: Any, guide: Laplace, x: Rows, y: Tensor) -> None:
         warnings.warn(LinearizationWarning(by_draws, by_tangent), stacklevel=4)
 
 
-def _bounded(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the batches, a bounded number of examples at once."""
-    for x, y in batches:
+def _bounded(batches: Iterable[Batch], most: float = math.inf) -> Iterator[Batch]:
+    """Yield the batches until ``most`` examples are reached, a bounded number at once."""
+    reached = 0
+    for x, y in batches:  # to the end, as of `fit` an epoch that is read halfway is under way
         x, y = as_inputs(x), tensor("y", y)
         if len(x) != len(y):
             raise ValueError(f"data must have equally many x and y, got {len(x)} and {len(y)}")
-        if len(x):
+        if len(x) and reached < most:
             yield from zip(x.split(_EXAMPLES), y.split(_EXAMPLES), strict=True)
+        reached += len(x)
 
 
 def _double(x: Tensor) -> Tensor:

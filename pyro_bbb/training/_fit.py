@@ -35,6 +35,7 @@ from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import (
     Approximated,
+    Guide,
     NoModeError,
     TooFewIteratesError,
     collected,
@@ -412,6 +413,8 @@ class Loop:
         num_steps = self.options.epochs * count
         collecting = collected(self.state.guide)  # guides that collect iterates, after some steps
         self.collected = [(guide, guide.plan(num_steps, count)) for guide in collecting]
+        modules = self.state.guide.modules() if isinstance(self.state.guide, nn.Module) else ()
+        self.guides = [module for module in modules if isinstance(module, Guide)]
         self.lr_stays = min((guide.start for guide in collecting), default=1.0)
         self.bar = progress_bar(
             num_steps,
@@ -426,6 +429,9 @@ class Loop:
         lr, factor = self.options.initial_lr(count), lr_factor(self.options.lr_schedule)
         while not (at.trained or self.interrupts.stop):
             began = time.perf_counter() - at.seconds
+            if at.batch == 0:
+                for member in self.guides:
+                    member.before_epoch(at.epoch, self.options.epochs, self.state.batches)
             for shard in self._shards():
                 if isinstance(elbo := self.runner.program.elbo, NaturalGradientELBO):
                     elbo.rows_per_part = shard.size / shard.draws

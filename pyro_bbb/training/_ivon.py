@@ -45,7 +45,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pyro import distributions as dist
 from pyro import poutine
 from torch import Tensor, nn
 from torch.optim import Adam
@@ -54,8 +53,7 @@ from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.memory import FlatMemory
 from pyro_bbb._utils.validation import positive, probability
-from pyro_bbb.distributions import SummedNormal
-from pyro_bbb.distributions.summed_event import innermost
+from pyro_bbb.distributions.normal import fixed_normal
 from pyro_bbb.elbo import MinibatchELBO, NonFiniteError, Terms, free_energy, minibatch_elbo
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.latents import Latents
@@ -456,9 +454,7 @@ def _at_the_means(
     squares = latents.unravel(score.square().nan_to_num() / len(x))
     fisher = latents.ravel({n: v.mean().expand_as(v) for n, v in squares.items()})
     normals = {}
-    for name, latent in latents.items():
-        normal = innermost(trace.nodes[name]["fn"])
-        if latent.transform is None and type(normal) in (dist.Normal, SummedNormal):
-            if not (normal.loc.requires_grad or normal.scale.requires_grad):
-                normals[name] = normal.loc.expand(latent.shape), normal.scale.expand(latent.shape)
+    for name in latents:
+        if normal := fixed_normal(trace.nodes[name]["fn"]):
+            normals[name] = normal
     return normals, fisher

@@ -58,6 +58,7 @@ EXEMPT = {
     "elbo.*": "steps of fit and negative_elbo, with their arguments",
     "*.draw": "a step of elbo.terms",
     "*.sampler": "a step of predict",
+    "*.before_epoch": "a step of fit",
     "*.output_moments": "a step of predict, with its arguments",
     "*.add_latents": "a step of a guide's first call, with a trace",
     "BayesianModel.log_prior": "a step of elbo.terms",
