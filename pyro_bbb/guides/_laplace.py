@@ -66,7 +66,7 @@ from pyro_bbb.guides.linearization import (
 from pyro_bbb.latents import over_draws, role_of, sample_names, substituted, unseen
 
 Batch: TypeAlias = tuple[Any, Tensor]
-STRUCTURES = ("full", "kron", "diag", "last_layer")
+STRUCTURES = ("full", "kron", "diag", "last_layer", "last_layer_kron")
 CURVATURES = ("ggn", "hessian")
 _MAX_LATENTS = 4096
 _EXAMPLES = 256  # in one graph
@@ -130,7 +130,8 @@ class Laplace(PointThenNormal):
         structure: of the curvature. ``"full"``: all latents together, at most 4,096. ``"kron"``: a
             Kronecker product for each kernel of a linear or 2-D convolution layer, a matrix for
             each bias. ``"diag"``: its diagonal. ``"last_layer"``: the full one of the last layer
-            with random weights; the others stay points.
+            with random weights; the others stay points. ``"last_layer_kron"``: as ``"kron"``, of
+            that layer alone.
         curvature: ``"ggn"`` is Gauss-Newton's. It is positive for Normal and class likelihoods with
             Normal priors at any point. ``"hessian"`` is the exact one, of structure ``"full"``,
             positive at a maximum only.
@@ -317,6 +318,8 @@ class Laplace(PointThenNormal):
     @property
     def by_layer(self) -> list[str]:
         """Names of latents whose curvature is computed from the uses of their layers."""
+        if self._structure == "last_layer_kron":
+            return self._last_layer()
         return list(self._latents) if self._structure in ("kron", "diag") else []
 
     def _unknown_parts(self) -> list[CovariancePart]:
@@ -340,7 +343,7 @@ class Laplace(PointThenNormal):
             raise ValueError(
                 f"structure={self._structure!r} is for at most {_MAX_LATENTS:,} latents in one "
                 f"matrix, got {everything.stop - everything.start:,}; use structure='kron', "
-                "'diag' or 'last_layer'"
+                "'diag', 'last_layer' or 'last_layer_kron'"
             )
         return [Dense(everything)]
 
@@ -361,7 +364,7 @@ class TotalCurvature:
     def __init__(self, guide: Any) -> None:
         self.guide, zeros = guide, torch.zeros_like(guide.loc.detach())
         block_types = {Dense: DenseBlock, Diagonal: DiagonalBlock, Kronecker: KroneckerBlock}
-        self.kron = guide._structure == "kron"
+        self.kron = guide._structure in ("kron", "last_layer_kron")
         owners = guide.by_layer if self.kron else [""]
         pairs = zip(guide.covariance, owners, strict=True)
         curvature = guide._curvature

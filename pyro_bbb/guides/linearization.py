@@ -119,11 +119,12 @@ def moments_by_layer(model: Any, latents: Latents, normal: PartsNormal, x: Rows)
 
     with the second form for a single position, where no derivative by a weight is made.
     """
-    blocks = dict(zip(latents, normal.parts, strict=True))
-    point = {name: z.detach().requires_grad_() for name, z in latents.constrain(normal.loc).items()}
+    blocks = {name: part for part in normal.parts for name in latents.within(part.where)}
+    point = {name: z.detach() for name, z in latents.constrain(normal.loc).items()}
+    watched = {name: point[name].requires_grad_() for name in blocks}
     means, covariances = [], []
     for rows in x.split(_ROWS):
-        with torch.enable_grad(), LayerUses(point) as layers:
+        with torch.enable_grad(), LayerUses(watched) as layers:
             f = network_outputs(model, point, rows)
             outputs = f.flatten(1).sum(0).unbind()
         targets = [use.output for use in layers.uses]

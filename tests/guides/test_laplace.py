@@ -435,6 +435,7 @@ def test_draws_have_the_covariance_that_the_outputs_have(double, structure):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("structure", ["kron", "last_layer_kron"])
 @pytest.mark.parametrize(
     ("layers", "shape"),
     [
@@ -444,12 +445,12 @@ def test_draws_have_the_covariance_that_the_outputs_have(double, structure):
         ([nn.Conv2d(2, 6, (2, 3), padding="same"), nn.ReLU(), nn.Conv2d(6, 1, 1)], (2, 2, 2)),
     ],
 )
-def test_kronecker_moments_by_layer_are_those_of_the_jacobian(double, layers, shape):
+def test_kronecker_moments_by_layer_are_those_of_the_jacobian(double, layers, shape, structure):
     network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3))
     network = bbb.bayesianize(network, prior=dist.Normal(0.0, 1.0))
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=70)
     x, y = torch.randn(70, *shape), torch.arange(70) % 3  # more than one part of the inputs
-    guide = Laplace(model, structure="kron")
+    guide = Laplace(model, structure=structure)
     guide.approximate((x, y))
     actual = output_moments(model, guide, x)
     expected = moments_by_jacobian(model, guide.latents, guide.unconstrained_normal(), x)
@@ -490,6 +491,39 @@ def test_a_last_layer_has_the_curvature_and_moments_of_its_jacobian(double, monk
     guide.approximate((x, y))
     by_jacrev = covariance(guide), output_moments(model, guide, x).covariance
     torch.testing.assert_close(by_layer, by_jacrev)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "rows"),
+    [(bbb.likelihoods.Gaussian(0.4), N), (bbb.likelihoods.Categorical(), 1)],
+)
+def test_a_last_layers_product_is_its_full_curvature_where_that_is_one(double, likelihood, rows):
+    r"""Lambda is the same for all examples of known noise: sum of Lambda x a a' is a product."""
+    layers = nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False)
+    network = bbb.bayesianize(nn.Sequential(*layers), prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, likelihood, num_data=rows)
+    x, y = torch.randn(rows, 4), torch.randn(rows, 3)
+    y = y.argmax(1) if isinstance(likelihood, bbb.likelihoods.Categorical) else y
+    results = []
+    for structure in ("last_layer", "last_layer_kron"):
+        guide = Laplace(model, structure=structure, optimize_prior=True)
+        guide.approximate((x, y))
+        moments = output_moments(model, guide, torch.linspace(-1, 1, 20).view(5, 4))
+        results.append((guide.prior_scale, moments.mean, moments.covariance))
+    torch.testing.assert_close(*results)
+
+
+def test_a_last_layer_of_51200_weights_has_a_kronecker_product():
+    network = nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 100))
+    network = bbb.bayesianize(network, prior=dist.Normal(0.0, 0.1), where="2.*")
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=500)
+    with pytest.raises(ValueError, match=r"at most 4,096 .* got 51,300; .*'last_layer_kron'"):
+        Laplace(model, structure="last_layer")
+    guide = Laplace(model, structure="last_layer_kron", optimize_prior=True)
+    x, y = torch.randn(500, 8), torch.randint(100, (500,))
+    guide.approximate((x, y))
+    prediction = bbb.predict(model, guide, x[:50], linearized=True, num_samples=20)
+    assert prediction.probs.shape == (50, 100) and (prediction.epistemic > 0).all()
 
 
 def test_a_layer_without_kronecker_factors_is_named_with_the_structures_that_serve():
