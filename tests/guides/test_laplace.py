@@ -321,6 +321,32 @@ def lenet5():
     return nn.Sequential(*convolutions, *layers)
 
 
+class Residual(nn.Module):
+    """Two convolutions with batch normalisation, and a shortcut that has a convolution or not."""
+
+    def __init__(self, channels, out, stride):
+        super().__init__()
+        first = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        layers = [first, nn.BatchNorm2d(out), nn.Tanh()]
+        layers += [nn.Conv2d(out, out, 3, padding=1, bias=False), nn.BatchNorm2d(out)]
+        self.residual = nn.Sequential(*layers)
+        self.shortcut = nn.Conv2d(channels, out, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x):
+        return torch.tanh(self.shortcut(x) + self.residual(x))
+
+
+def resnet():
+    stem = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.Tanh()
+    blocks = Residual(4, 4, 1), Residual(4, 6, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    network = nn.Sequential(*stem, *blocks, nn.Linear(6, 3))
+    for norm in (m for m in network.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.running_mean.normal_(0.0, 0.3)
+        norm.running_var.uniform_(0.5, 1.5)
+        norm.requires_grad_(False)  # laplace-torch would count its parameters as weights
+    return network.eval()
+
+
 def by_laplace_torch(network, kind, structure, data):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -348,6 +374,7 @@ STRUCTURES = ("full", "kron", "diag", "last_layer")
     ("network", "shape", "structure", "kind"),
     [
         *product([mlp], [(4,)], STRUCTURES, ["classification", "regression"]),
+        *product([resnet], [(3, 8, 8)], ["kron"], ["classification", "regression"]),
         *(
             pytest.param(lenet5, (1, 28, 28), *case, marks=pytest.mark.slow)
             for case in zip(
