@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from pyro import distributions as dist
 from torch import Size, Tensor
-from torch.autograd import Function
 from torch.distributions import Distribution, constraints
+from torch.nn import functional
 
 from pyro_bbb.distributions.summed_event import (
     HALF_LOG_2PI,
@@ -126,52 +126,9 @@ class PrunedNormal(SoftplusNormal):
         return total(self.log_prob(value), dims)
 
 
-# --- fast forms ---
+LINEAR = 40.0  # above it softplus is linear: e^-40 is below the rounding of float64
 
 
 def softplus(rho: Tensor) -> Tensor:
     r"""$\ln(1 + e^\rho)$, exact to rounding in float32 and float64 for every $\rho$."""
-    result: Tensor = Softplus.apply(rho)
-    return result
-
-
-def softplus_into(rho: Tensor, out: Tensor) -> Tensor:
-    r"""`softplus` without gradient, written to ``out``.
-
-    On a CPU with AVX-512 torch's own softplus and log1p can take ten times as long as its
-    logarithm. For many numbers it is $\max(\rho, 0) - 2\,\mathrm{artanh}(s / (s - 2))$ with
-    $s = 1 / (1 + e^{|\rho|})$, in which no numbers that are close are subtracted.
-    """
-    if rho.device.type != "cpu" or rho.numel() < _MANY:
-        return torch.ops.aten.softplus.out(rho, 1, _LINEAR, out=out)
-    fraction = torch.abs(rho, out=out).neg_().sigmoid_()
-    torch.div(fraction, fraction - 2, out=out).atanh_()
-    return torch.sub(rho.clamp(min=0), out, alpha=2, out=out)
-
-
-_MANY = 2**15  # numbers; torch's softplus takes 30 to 60 us for half of these
-_LINEAR = 40.0  # e^-40 is below the rounding of float64
-
-
-class Softplus(Function):
-    """`softplus`, whose derivative is the logistic function."""
-
-    @staticmethod
-    def forward(rho: Tensor) -> Tensor:
-        return softplus_into(rho, torch.empty_like(rho))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (rho,) = ctx.saved_tensors
-        return grad * torch.sigmoid(rho)
-
-    jvp = backward  # the Jacobian is diagonal
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], rho: Tensor) -> tuple[Tensor, int | None]:
-        return softplus(rho), in_dims[0]
+    return functional.softplus(rho, threshold=LINEAR)  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ $$x M^\top + \big((x \circ s)(W - M)^\top\big) \circ r, \qquad W \sim N(M, S^2),
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager
 
 import torch
@@ -38,14 +37,6 @@ def _signs(use: Use, role: str, like: Tensor) -> Tensor:
     shape[0], shape[channel] = like.shape[0], like.shape[channel]
     key = (role, weight.storage_offset(), *shape)
     if key not in signs:
-        signs[key] = _fair_signs(shape, like)
+        bits = torch.randint(2, shape, dtype=torch.uint8, device=like.device)
+        signs[key] = bits.to(like.dtype).mul_(2).sub_(1)
     return signs[key]
-
-
-def _fair_signs(shape: list[int], like: Tensor) -> Tensor:
-    """Return independent random signs, eight from each byte: ten times as fast as Bernoulli's."""
-    count = math.prod(shape)
-    drawn = torch.randint(256, (math.ceil(count / 8), 1), dtype=torch.uint8, device=like.device)
-    bit = torch.arange(8, dtype=torch.uint8, device=like.device)
-    bits = (drawn >> bit) & 1  # [bytes, 8]
-    return bits.flatten()[:count].view(shape).to(like.dtype).mul_(2).sub_(1)

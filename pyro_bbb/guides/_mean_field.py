@@ -33,7 +33,7 @@ from pyro_bbb._utils.memory import pieces
 from pyro_bbb._utils.tables import as_markdown
 from pyro_bbb._utils.validation import count, finite
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
-from pyro_bbb.distributions.normal import softplus_into
+from pyro_bbb.distributions.normal import LINEAR
 from pyro_bbb.distributions.summed_event import HALF_LOG_2PI
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.covariance import Diagonal, PartsNormal
@@ -264,7 +264,7 @@ class Reparameterize(Function):
         squares, logs = [], []
         for mu, r, epsilon, w, sigma in pieces(loc, rho, noise, vector, scale):
             squares.append(epsilon.square().sum(-1))
-            softplus_into(r, sigma)
+            torch.ops.aten.softplus.out(r, 1, LINEAR, out=sigma)
             logs.append(sigma.log().sum(-1))
             torch.addcmul(mu, sigma, epsilon, out=w)
         log_q = -0.5 * reduce(add, squares) - noise.shape[-1] * HALF_LOG_2PI

@@ -12,7 +12,7 @@ optimisers. JSON's lists are tuples; lists, dicts and floats that JSON lacks are
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyro.distributions as dist
@@ -92,13 +92,15 @@ def _encode_distribution(value: Any, key: str, tensors: dict[str, Tensor]) -> Js
     parameters = {p: getattr(value, p).detach() for p in _PARAMETERS[name]}
     dtypes = {str(x.dtype).removeprefix("torch.") for x in parameters.values()}
     scalar = all(x.dim() == 0 and x.isfinite() for x in parameters.values())
+    if isinstance(value, ScaleMixtureNormal):
+        scalar = scalar and value.numbers is not None
     if not (scalar and len(dtypes) == 1 and dtypes <= DTYPES.keys()):
         packed = {p: encode(x, f"{key}.{p}", tensors) for p, x in parameters.items()}
         return {"distribution": name, "dtype": None, "parameters": packed}
     numbers = {p: x.item() for p, x in parameters.items()}
-    record = {"distribution": name, "dtype": dtypes.pop(), "parameters": numbers}
-    as_numbers = isinstance(value, ScaleMixtureNormal) and value.numbers
-    return record | ({"given": list(as_numbers)} if as_numbers else {})
+    if isinstance(value, ScaleMixtureNormal):  # as they were before they were rounded to tensors
+        numbers = dict(zip(numbers, value.numbers or (), strict=True))
+    return {"distribution": name, "dtype": dtypes.pop(), "parameters": numbers}
 
 
 def _decode_distribution(
@@ -106,7 +108,6 @@ def _decode_distribution(
     distribution: str,
     dtype: str | None,
     parameters: Mapping[str, Any],
-    given: Sequence[float] = (),
 ) -> Distribution:
     names = _PARAMETERS[distribution]
     if parameters.keys() != set(names):
@@ -115,12 +116,8 @@ def _decode_distribution(
         values = {p: decode(x, tensors) for p, x in parameters.items()}
     else:
         values = {k: torch.tensor(float(x), dtype=DTYPES[dtype]) for k, x in parameters.items()}
-    made: Distribution = _FAMILIES[distribution](**values)
-    if given:  # Python numbers of a mixture, before they were rounded to tensors
-        pi, sigma1, sigma2 = map(float, given)
-        rounded = values["pi"], values["sigma1"], values["sigma2"]
-        pairs = zip((pi, sigma1, sigma2), rounded, strict=True)
-        if not all(math.isclose(exact, x.item(), rel_tol=0.01) for exact, x in pairs):
-            raise ValueError(f"{distribution} must be given by its parameters, got {given}")
-        return mixture_of((pi, sigma1, sigma2), rounded)
+    made: Distribution = _FAMILIES[distribution](**values)  # checks them
+    if dtype is not None and isinstance(made, ScaleMixtureNormal):
+        pi, sigma1, sigma2 = (float(parameters[name]) for name in names)
+        return mixture_of((pi, sigma1, sigma2), (values["pi"], values["sigma1"], values["sigma2"]))
     return made
