@@ -284,15 +284,6 @@ def test_further_rows_are_encoded_as_the_first(tmp_path):
         )
 
 
-def test_a_save_without_encoding_is_of_plain_numbers(tmp_path, monkeypatch):
-    estimator = regressor(epochs=2).fit(X, Y)
-    record = estimator._record()
-    del record["columns"], record["parameters"]["categorical_features"]
-    monkeypatch.setattr(estimator, "_record", lambda: record)
-    estimator.save(tmp_path)
-    assert np.array_equal(BayesianRegressor.load(tmp_path).predict(X), estimator.predict(X))
-
-
 TEXT = pd.DataFrame({"a": X[:, 0], "town": TOWNS})
 BAD_TABLES = {
     "text": (TEXT, {}, "column 'town' has 'Rome' in row 0, not a number: .* categorical_features"),

@@ -18,18 +18,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyro
-import pyro.distributions as dist
 import torch
-from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Size, Tensor, nn
-from torch.distributions import ExpTransform
 
 from pyro_bbb._utils.files import LoadError, loading, require_form
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_device, floating, kind
 from pyro_bbb._utils.version import __version__
 from pyro_bbb.guides import GUIDES, Ensemble, Guide
-from pyro_bbb.latents import Latent, Site
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import copy_sharing
@@ -43,7 +39,6 @@ _FORM_OF_GUIDE = {
     "name": str,
     "options": dict[str, Any],
     "pruned": bool,
-    "found": dict[str, dict[str, Any]],
 }
 _FORM_OF_ENSEMBLE = {"name": str, "members": list[dict[str, Any]], "calls": int}
 _CHAINS, _DRAWS = "chains", "by_chain."
@@ -301,11 +296,15 @@ def _record(guide: Any, declared: set[str]) -> Record:
     if name is None:
         names = f"one of {sorted(GUIDES)} or Chains"
         raise TypeError(f"guide must be {names}, got a {type(guide).__name__}")
+    if undeclared := [latent for latent in guide.latents if latent not in declared]:
+        raise ValueError(
+            f"latent {undeclared[0]!r}, which the forward pass samples by itself, must be declared "
+            "as a PyroSample to be saved"
+        )
     return {
         "name": name,
         "options": guide.options,
         "pruned": bool(getattr(guide, "unpruned", {})),
-        "found": {x.name: _latent(x) for x in guide.latents.values() if x.name not in declared},
     }
 
 
@@ -324,12 +323,11 @@ def _make(record: Record, model: Any, state: State, prefix: str) -> Any:
             ensemble.add(member)
         ensemble.turn = record["calls"]
         return ensemble
+    record.pop("found", None)  # latents without declaration, in saves of before
     require_form(record, _FORM_OF_GUIDE, prefix)
     cls: Any = GUIDES[record["name"]]
     require_form(record["options"], dict.fromkeys(cls.option_names(), Any), f"{prefix}options")
     guide: Guide = cls(model, **record["options"])
-    if record["found"]:
-        guide.add_latents(_sites(record["found"]))
     if record["pruned"]:
         guide = guide.without({})
     state.fill(guide, prefix)
@@ -375,33 +373,3 @@ def _chains(record: Record, tensors: dict[str, Tensor], prefix: str) -> Any:
     if wrong := [k for k, x in by_chain.items() if x.shape[:2] != chains.diverging.shape]:
         raise LoadError(f"chains must hold equally many draws of each latent, not of {wrong}")
     return chains
-
-
-def _latent(latent: Latent) -> Record:
-    if latent.transform is not None and type(latent.transform) is not ExpTransform:
-        raise ValueError(
-            f"latent {latent.name!r}, which the forward pass samples by itself, must be of real or "
-            "positive values to be saved; declare it as a PyroSample instead"
-        )
-    return {
-        "shape": list(latent.shape),
-        "positive": latent.transform is not None,
-        "event_dim": latent.event_dim,
-        "plates": [[frame.name, frame.dim, frame.size] for frame in latent.frames],
-    }
-
-
-def _sites(found: Record) -> dict[str, Site]:
-    """Return sample sites of the latents' names, supports and plates."""
-    sites = {}
-    for name, latent in found.items():
-        zeros = torch.zeros(latent["shape"])
-        family = dist.LogNormal if latent["positive"] else dist.Normal
-        frames = tuple(
-            CondIndepStackFrame(name=plate, dim=dim, size=size, counter=0)
-            for plate, dim, size in latent["plates"]
-        )
-        fn = family(zeros, torch.ones_like(zeros)).to_event(latent["event_dim"])
-        value = torch.ones_like(zeros)
-        sites[name] = {"name": name, "value": value, "fn": fn, "cond_indep_stack": frames}
-    return sites

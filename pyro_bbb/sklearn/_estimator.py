@@ -67,7 +67,7 @@ _FORM = {
     "sharpness": float,
     "features": int,
     "names": list[str] | None,
-    "columns": ColumnEncoding | None,  # none in saves of before
+    "columns": ColumnEncoding,
     "x": SCALING,
 }
 
@@ -408,7 +408,6 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         if name != cls.__name__:
             raise LoadError(f"expected a saved {cls.__name__}, got {name!r}")
         with loading(f"metadata[{_KEY!r}]"):
-            record = {"columns": None, "sharpness": 1.0} | record  # saves of before lack them
             require_form(record, _FORM | cls._form)
             new = cls(**record["parameters"])
             new._check_parameters()
@@ -455,10 +454,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         if record["names"] is not None:
             self.feature_names_in_ = np.array(record["names"], dtype=object)
         size = self.n_features_in_
-        if record["columns"] is None:  # NaN was refused
-            self.columns_ = ColumnEncoding([None] * size, record["x"]["mean"], [False] * size)
-        else:
-            self.columns_ = ColumnEncoding(**record["columns"])
+        self.columns_ = ColumnEncoding(**record["columns"])
         if any(len(values) != size for values in asdict(self.columns_).values()):
             raise LoadError(f"columns must be {size}, got {record['columns']}")
         self.x_scaling_ = from_json(record["x"], [len(self.columns_.is_number)])
