@@ -7,7 +7,6 @@ import sys
 import torch
 
 import pyro_bbb as bbb
-from pyro_bbb._utils import progress
 
 
 class Terminal(io.StringIO):
@@ -23,19 +22,13 @@ def fit_two_epochs():
     bbb.fit(model, guide, data, epochs=2, batch_size=10, progress=True)
 
 
-def test_a_file_gets_single_lines(monkeypatch, tmp_path):
+def test_a_file_is_written_to_at_the_start_and_the_end(monkeypatch, tmp_path):
     with (tmp_path / "log").open("w+") as log:
         monkeypatch.setattr(sys, "stderr", log)
-        monkeypatch.setattr(progress, "LINES", 0.0)
         fit_two_epochs()
         log.seek(0)
-        lines = log.read().split("\n")
-    assert lines.pop() == ""
-    assert len(lines) > 10
-    assert all("step/s" in line or "?step" in line for line in lines)
-    assert not any("\r" in line for line in lines)
-    assert "20/20" in lines[-1]
-    assert "epoch 2/2" in lines[-1]
+        text = log.read()
+    assert text.count("step") < 5 and "20/20" in text
 
 
 def test_a_terminal_is_drawn_over(monkeypatch):
