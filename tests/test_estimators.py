@@ -22,7 +22,6 @@ import pyro_bbb as bbb
 from pyro_bbb.distributions import SoftplusNormal
 from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS, flipout, local_reparameterization, sticking_the_landing
-from pyro_bbb.estimators._flipout import _fair_signs
 from pyro_bbb.estimators._local_reparam import linear_std
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
@@ -433,21 +432,6 @@ def test_outputs_without_noise_pass_no_gradient_on(single):
     by_x, by_scale = torch.autograd.grad(outputs.sum(), (x, scale))
     assert (outputs[:2] == 0).all() and (by_x[:2] == 0).all()
     assert by_scale.isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_signs_are_fair_and_independent(dtype):
-    """Means and products of signs up to 16 apart, each within 6 standard errors: 2e-9 apiece."""
-    torch.manual_seed(0)
-    signs = _fair_signs([701, 1333], torch.empty(0, dtype=dtype))
-    assert signs.shape == (701, 1333) and signs.dtype == dtype
-    assert signs.unique().tolist() == [-1.0, 1.0]
-    flat = signs.flatten()
-    products = [flat[lag:] * flat[: len(flat) - lag] for lag in range(1, 17)]
-    for series in (flat, *products):
-        assert abs(series.sum()) < 6 * len(series) ** 0.5
-    by_place = flat[: len(flat) // 8 * 8].view(-1, 8).sum(0)  # of the bits in a byte
-    assert by_place.abs().max() < 6 * (len(flat) / 8) ** 0.5
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
