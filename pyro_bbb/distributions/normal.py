@@ -131,4 +131,4 @@ LINEAR = 40.0  # above it softplus is linear: e^-40 is below the rounding of flo
 
 def softplus(rho: Tensor) -> Tensor:
     r"""$\ln(1 + e^\rho)$, exact to rounding in float32 and float64 for every $\rho$."""
-    return functional.softplus(rho, threshold=LINEAR)  # type: ignore[arg-type]
+    return functional.softplus(rho, threshold=LINEAR)

@@ -173,10 +173,16 @@ def _content(
 ) -> tuple[dict[str, Json], dict[str, Tensor]]:
     """Return the description and the tensors to be written."""
     sites = _lists(model.latent_shapes())
-    guide_record = _record(guide, set(sites))
+    guide_record = _record(guide)
     latents = _lists(_shapes(guide))
     if wrong := [name for name, shape in sites.items() if latents.get(name) != shape]:
         raise ValueError(f"guide must have the model's latents, it differs in {wrong}")
+    undeclared = [name for name in latents if name not in sites]
+    if undeclared and not _is_chains(guide):
+        raise ValueError(
+            f"latent {undeclared[0]!r}, which the forward pass samples by itself, must be declared "
+            "as a PyroSample to be saved"
+        )
     state = State({_INITIAL + name: value for name, value in model.initial_locs().items()})
     adapted = is_adapted(model.network)
     described: dict[str, Json] = {}
@@ -282,25 +288,20 @@ def _folder(path: str | PathLike[str]) -> Path:
 # --- posteriors: guides, and `Chains` ---
 
 
-def _record(guide: Any, declared: set[str]) -> Record:
-    """Return all that `make` needs besides tensors and the latents ``declared`` by the model."""
+def _record(guide: Any) -> Record:
+    """Return all that `_make` needs besides tensors."""
     if _is_chains(guide):
         dtype = str(next(iter(guide.values())).dtype).removeprefix("torch.")
         values = vars(guide).items()
         numbers = {name: x for name, x in values if isinstance(x, int | float) and isfinite(x)}
         return {"name": _CHAINS, "latents": [*guide], "dtype": dtype, "numbers": numbers}
     if type(guide) is Ensemble:
-        members = [_record(member, declared) for member in guide.members]
+        members = [_record(member) for member in guide.members]
         return {"name": "ensemble", "members": members, "calls": guide.turn % guide.size}
     name = next((name for name, cls in GUIDES.items() if cls is type(guide)), None)
     if name is None:
         names = f"one of {sorted(GUIDES)} or Chains"
         raise TypeError(f"guide must be {names}, got a {type(guide).__name__}")
-    if undeclared := [latent for latent in guide.latents if latent not in declared]:
-        raise ValueError(
-            f"latent {undeclared[0]!r}, which the forward pass samples by itself, must be declared "
-            "as a PyroSample to be saved"
-        )
     return {
         "name": name,
         "options": guide.options,
