@@ -58,6 +58,13 @@ def latent_noise():
     return bbb.BayesianModel(network, likelihoods.Gaussian(dist.LogNormal(0.0, 1.0)), num_data=4)
 
 
+def derived():
+    class Derived(bbb.BayesianModel):
+        """What is not saved: its code may need more than a network and a likelihood."""
+
+    return Derived(classifier().network, likelihoods.Categorical(), num_data=4)
+
+
 def of_labels(make=bbb.AutoSoftplusNormal):
     """A classifier and its guide, by the names of arguments."""
     torch.manual_seed(1)
@@ -1084,7 +1091,10 @@ FILES = [
         lambda: {"path": str(folder() / "new"), **of_labels(), "metadata": {"epochs": 3}},
         ("metadata", {"loss": NAN}, "metadata must be of JSON's types, and finite"),
         ("metadata", {"loss": X}, "metadata must be of JSON's types"),
+        ("model", classifier().network, "model must be a BayesianModel, got BayesianMLP"),
+        ("model", derived(), "model must be a BayesianModel, got Derived"),
         ("guide", of_other_names(), "guide must have the model's lat"),
+        ("guide", AutoNormal(classifier()), "guide must be one of .*AutoNormal"),
         ("path", __file__, "File exists"),
         ("path", 3, "path must be"),
         also=(OSError,),

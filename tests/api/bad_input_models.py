@@ -188,7 +188,10 @@ NETWORKS = [
         "BayesianLinear",
         lambda: {"in_features": 3, "out_features": 2, "prior": "normal"},
         ("prior", dist.Normal(torch.zeros(5), 1.0), r"'weight' must expand to shape \[2, 3\]"),
-        ("prior", lambda m, n, s: 3, "prior must return a distr"),
+        ("prior", lambda m, n, s: 3, "prior must return a distribution for 'weight', got 3"),
+        ("prior", lambda m, n, s: TorchNormal(0.0, 1.0), "pyro.distributions, got torch"),
+        ("prior", lambda m, n, s: dist.Normal(torch.zeros(5), 1.0), "'weight' must expand"),
+        ("prior", "gauss", r"prior must be one of \['fan_in_normal', .*'student_t'\].*'gauss'"),
         *no_counts("in_features", "out_features"),
     ),
     row(

@@ -80,27 +80,6 @@ def test_a_callable_may_return_one_event_of_the_weights_shape():
     assert [(fn.batch_shape, fn.event_shape) for fn in fns.values()] == [((), (4, 3)), ((), (4,))]
 
 
-@pytest.mark.parametrize(
-    ("prior", "error", "message"),
-    [
-        (dist.Normal(torch.zeros(3), 1.0).to_event(1), ValueError, r"event_shape \[\].*\[3\]"),
-        (dist.Normal(torch.zeros(7), 1.0), ValueError, r"'weight' must expand to shape \[1, 2\]"),
-        (lambda *_: dist.Normal(torch.zeros(7), 1.0), ValueError, r"'weight' must expand"),
-        (lambda *_: 1.0, TypeError, "prior must return a distribution for 'weight', got 1.0"),
-        ("gauss", ValueError, r"prior must be one of \['fan_in_normal', .*'student_t'\].*'gauss'"),
-        (
-            lambda *_: torch.distributions.Cauchy(0.0, 1.0),
-            TypeError,
-            "pyro.distributions, got torch",
-        ),
-        ({"b*": dist.Normal(0.0, 1.0)}, ValueError, r"no pattern for 'weight', only \['b\*'\]"),
-    ],
-)
-def test_a_prior_that_does_not_fit_is_refused_at_construction(prior, error, message):
-    with pytest.raises(error, match=message):
-        BayesianLinear(2, 1, prior=prior)
-
-
 # --- names ---
 
 NAMED = {

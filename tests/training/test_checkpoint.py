@@ -382,21 +382,19 @@ class Stream(IterableDataset):
 
 
 BAD_ARGUMENTS = [
-    ({"checkpoint_every": 1.5}, ValueError, "checkpoint_every must be.*got 1.5"),
-    ({"checkpoint": None, "checkpoint_every": 1}, ValueError, "checkpoint_every needs checkpoint"),
-    ({"checkpoint": 3}, TypeError, "checkpoint must be a path, got 3"),
-    ({"data": DataLoader(Stream(), 16)}, ValueError, "checkpoint needs data.*got a stream"),
-    ({"optimizer": pyro.optim.Adam({})}, ValueError, "checkpoint needs a torch.*got a PyroOptim"),
-    ({"guide": lambda *_: None}, ValueError, "checkpoint needs a guide that is a module"),
+    ({"checkpoint": None, "checkpoint_every": 1}, "checkpoint_every needs checkpoint"),
+    ({"data": DataLoader(Stream(), 16)}, "checkpoint needs data.*got a stream"),
+    ({"optimizer": pyro.optim.Adam({})}, "checkpoint needs a torch.*got a PyroOptim"),
+    ({"guide": lambda *_: None}, "checkpoint needs a guide that is a module"),
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "message"), BAD_ARGUMENTS)
-def test_arguments_with_which_no_run_can_be_resumed_are_refused(tmp_path, options, error, message):
+@pytest.mark.parametrize(("options", "message"), BAD_ARGUMENTS)
+def test_arguments_with_which_no_run_can_be_resumed_are_refused(tmp_path, options, message):
     options = {"checkpoint": tmp_path / "run", "data": (X, Y), **options}
     model, guide = make()
     guide, data = options.pop("guide", guide), options.pop("data")
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         bbb.fit(model, guide, data, epochs=1, progress=False, **options)
     assert not (tmp_path / "run").exists()
 
