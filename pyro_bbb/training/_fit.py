@@ -251,7 +251,8 @@ def fit(
             checkpoints.begin()
             if done.finished:
                 return history.completed(done)
-        if done.baseline is None:
+        points = isinstance(guide, Guide) and all(member.is_point for member in guide.members)
+        if done.baseline is None and not points:  # which have no ELBO
             with frozen.preserved():
                 kl_weight = options.last_kl_weight(model.num_data, len(batches))
                 done.baseline = baseline_per_example(batches, num_steps, kl_weight)
