@@ -172,25 +172,13 @@ class _OfOutputs(dist.Delta):
 # --- context points from inputs ---
 
 
-def _places(x: Tensor, maps: Tensor | None = None) -> Tensor:
-    """Return the places of pixels in [-1, 1], ``[n, height, width, 2]``, by maps ``[n, 2, 3]``."""
-    maps = torch.eye(2, 3).to(x).expand(len(x), 2, 3) if maps is None else maps
-    return F.affine_grid(maps, list(x.shape), align_corners=False)
-
-
-def _patches(x: Tensor) -> Tensor:
-    """Replace each field of a grid of 4 x 4 by one from a random place of the image."""
-    offsets = x.new_empty(len(x), 2, 4, 4).uniform_(-1, 1)
-    places = _places(x) + F.interpolate(offsets, x.shape[-2:]).movedim(1, -1)
-    return F.grid_sample(x, places, padding_mode="reflection", align_corners=False)
-
-
 def _warped(x: Tensor) -> Tensor:
     """Rotate by any angle, stretch, shear and translate, each image by its own map."""
     angle, normal = x.new_empty(len(x), 1).uniform_(0, 2 * torch.pi), x.new_empty(len(x), 2, 3)
     rotation = torch.cat([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], 1).view(-1, 2, 2)
-    stretch = torch.eye(2, 3).to(x) + 0.4 * normal.normal_()
-    return F.grid_sample(x, _places(x, rotation @ stretch), align_corners=False)
+    maps = rotation @ (torch.eye(2, 3).to(x) + 0.4 * normal.normal_())
+    places = F.affine_grid(maps, list(x.shape), align_corners=False)
+    return F.grid_sample(x, places, align_corners=False)
 
 
 def _clouds(x: Tensor) -> Tensor:
@@ -219,7 +207,6 @@ def _spread(x: Tensor) -> Tensor:
 
 
 _OF_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "patches": _patches,
     "warped": _warped,
     "clouds": _clouds,
     "mixed": _mixed,

@@ -98,7 +98,7 @@ PRIORS = [
         "priors.FunctionNormal",
         lambda: {
             "scale": 2.0,
-            "context": ("patches", "clouds"),
+            "context": ("warped", "clouds"),
             "num_points": 8,
             "weight": 1.0,
             "noise": 0.1,

@@ -228,7 +228,7 @@ def test_saved_and_loaded_it_predicts_and_trains_as_before(context, tmp_path):
 # --- context points ---
 
 
-@pytest.mark.parametrize("name", ["patches", "warped", "clouds", "mixed"])
+@pytest.mark.parametrize("name", ["warped", "clouds", "mixed"])
 def test_context_images_are_images(double, name):
     x = torch.rand(5, 3, 9, 14)
     points = CONTEXTS[name](x)
@@ -275,7 +275,7 @@ def test_weight_and_bias_must_share_it():
     ("options", "x", "message"),
     [
         (
-            {"context": "patches"},
+            {"context": "warped"},
             torch.randn(N, 3),
             "does not fit the inputs, got .* shape \\[30, 3",
         ),
