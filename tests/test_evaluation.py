@@ -164,6 +164,23 @@ def test_an_evaluation_prints_as_a_table(images, of_images):
     assert repr(evaluation) == "Evaluation(test, a|b)"
 
 
+def test_detectors_have_an_auroc_each(images, of_images):
+    x, y, noise = images
+    fits = (bbb.ood(*of_images, (x, y), score=score, held_out=0.5) for score in ("knn", "energy"))
+    detectors = list(fits)
+    evaluation = bbb.evaluate(*of_images, (x, y), ood=noise, detectors=detectors, **DRAWS)
+    for detector in detectors:
+        outside, inside = -detector.score_samples(noise), -detector.score_samples(x)
+        scores = evaluation.scores["out of distribution"]
+        assert scores[f"auroc_{detector.score}"] == metrics.auroc(outside, inside)
+    assert str(evaluation).splitlines()[0].endswith("AUROC knn  AUROC energy")
+    assert str(evaluation) == str(
+        evaluation.of(
+            partial(bbb.predict, *of_images, **DRAWS), (x, y), ood=noise, detectors=detectors
+        )
+    )
+
+
 def test_a_comparison_has_a_column_for_each_model(images, of_images):
     x, y, noise = images
     first = bbb.evaluate(*of_images, (x, y), **DRAWS)

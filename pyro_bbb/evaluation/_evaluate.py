@@ -20,6 +20,7 @@ from pyro_bbb import metrics
 from pyro_bbb._utils.tables import as_markdown, as_text
 from pyro_bbb._utils.validation import kind
 from pyro_bbb.data import as_tensors, corrupt
+from pyro_bbb.evaluation._out_of_distribution import SCORES, Detector
 from pyro_bbb.prediction import (
     ClassificationPrediction,
     Prediction,
@@ -58,6 +59,7 @@ PRINTED = {  # a score's name in a table, and its format there
     "auroc_epistemic": ("AUROC epistemic", ".1%"),
     "auroc_std": ("AUROC sd", ".1%"),
     "auroc_epistemic_std": ("AUROC epistemic sd", ".1%"),
+    **{f"auroc_{name}": (f"AUROC {name.replace('_', ' ')}", ".1%") for name in SCORES},
 }
 _AXES = {"entropy": "predictive entropy (nats)", "std": "predictive standard deviation"}
 
@@ -68,6 +70,7 @@ def evaluate(
     test: Any,
     *,
     ood: Any = None,
+    detectors: Iterable[Detector] = (),
     shift: Mapping[str, Any] | None = None,
     num_samples: int = 100,
     seed: int | None = None,
@@ -94,6 +97,8 @@ def evaluate(
         guide: what `predict` takes: a trained guide, chains, or draws by site name.
         test: test data ``(x, y)``, or a map-style ``Dataset`` of such pairs.
         ood: out-of-distribution inputs, or a dict from names to such inputs.
+        detectors: of different scores, made by `ood`; their AUROCs join those of the uncertainties,
+            as ``auroc_ddu``.
         shift: a dict from names to shifted test data ``(x, y)``. For images in [0, 1], a number 1
             to 5 means the test data under the corruption of that name, by `data.corrupt`.
         num_samples: number of draws.
@@ -108,7 +113,7 @@ def evaluate(
         ValueError: data or a number do not fit, or two data sets have one name.
     """
     predict_fn = partial(predict, model, guide, num_samples=num_samples, seed=seed)
-    return Evaluation.of(predict_fn, test, ood=ood, shift=shift)
+    return Evaluation.of(predict_fn, test, ood=ood, detectors=detectors, shift=shift)
 
 
 class _Printed:
@@ -146,7 +151,13 @@ class Evaluation(_Printed):
 
     @classmethod
     def of(
-        cls, predict_fn: Any, test: Any, *, ood: Any = None, shift: Mapping[str, Any] | None = None
+        cls,
+        predict_fn: Any,
+        test: Any,
+        *,
+        ood: Any = None,
+        detectors: Iterable[Detector] = (),
+        shift: Mapping[str, Any] | None = None,
     ) -> Evaluation:
         """Score any function from inputs to a `Prediction`, such as a `TemperatureScaled`.
 
@@ -171,6 +182,11 @@ class Evaluation(_Printed):
         for name, x in outside.items():
             predictions[name] = call_predict(predict_fn, x)
             scores[name] = ood_scores(predictions[name], prediction)
+        for detector in detectors if outside else ():
+            inside = -kind("detectors", detector, Detector).score_samples(as_tensors(test)[0])
+            for name, x in outside.items():
+                auroc = metrics.auroc(-detector.score_samples(x), inside)
+                scores[name][f"auroc_{detector.score}"] = auroc
         return cls(scores, predictions, y)
 
     @property
