@@ -219,9 +219,13 @@ def test_what_cannot_be_fitted_is_an_error():
         bbb.ood(head(), None, (x.masked_fill((y == 1)[:, None], 0.0), y), score="ddu")
     with pytest.raises(ValueError, match="needs 19 held-out rows or more, held_out leaves 10"):
         bbb.ood(head(), None, (x[:100], y[:100]))
-    with pytest.raises(TypeError, match="posterior must be None for a Linear"):
+    with pytest.raises(
+        TypeError, match="posterior must be None for all but .* got dict for a Linear"
+    ):
         bbb.ood(head(), draws, (x, y))
-    with pytest.raises(TypeError, match="posterior must be what predict takes"):
+    with pytest.raises(
+        TypeError, match="posterior must be None .* got NoneType for a BayesianModel"
+    ):
         bbb.ood(model, None, (x, y))
     with pytest.raises(ValueError, match="layer must be one of"):
         bbb.ood(model, draws, (x, y), layer="fc9")

@@ -19,9 +19,9 @@ training features, k = n / 1000 (Sun et al. 2022, arXiv:2204.06507).
 ``"energy"``: $\log \sum_c e^{f_c}$ (Liu et al. 2020, eq. 4, T = 1). ``"max_logit"``: $\max_c f_c$
 (Hendrycks et al. 2022). ``"entropy"``, ``"mutual_information"``: minus those of the prediction.
 
-Each draw of the weights has features, Gaussians and neighbours of its own; s is the mean over the
-draws. Without classes (regression) all rows are one class. Covariances are shrunk by `ledoit_wolf`,
-which makes them regular for any number of rows.
+Features, Gaussians and neighbours differ between draws of the weights; s is the mean over draws.
+Without classes (regression) all rows are one class. Covariances are shrunk by `ledoit_wolf`, which
+makes them regular for any number of rows.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -105,17 +106,14 @@ def _distances(features: Tensor, fitted: Fitted) -> Tensor:
     return torch.stack([z.square().sum(0) for z in white])
 
 
-def _fit_mahalanobis(features: Tensor, labels: Tensor) -> Fitted:
-    return _fit_gaussians(features, labels, shared=True)
-
-
 def _mahalanobis(features: Tensor, fitted: Fitted) -> Tensor:
     return -_distances(features, fitted).amin(0)
 
 
 def _fit_relative(features: Tensor, labels: Tensor) -> Fitted:
     overall = _fit_gaussians(features, torch.zeros_like(labels))
-    return _fit_mahalanobis(features, labels) | {f"overall_{k}": x for k, x in overall.items()}
+    fitted = _fit_gaussians(features, labels, shared=True)
+    return fitted | {f"overall_{name}": x for name, x in overall.items()}
 
 
 def _relative(features: Tensor, fitted: Fitted) -> Tensor:
@@ -142,7 +140,7 @@ def _knn(features: Tensor, fitted: Fitted) -> Tensor:
 
 
 _OF_FEATURES: dict[str, tuple[Callable[..., Fitted], Callable[..., Tensor]]] = {
-    "mahalanobis": (_fit_mahalanobis, _mahalanobis),
+    "mahalanobis": (partial(_fit_gaussians, shared=True), _mahalanobis),
     "relative_mahalanobis": (_fit_relative, _relative),
     "ddu": (_fit_gaussians, _ddu),
     "knn": (_fit_knn, _knn),
@@ -216,7 +214,16 @@ def ood(
     if rank < 1:
         least, got = math.ceil(1 / exact) - 1, f"held_out leaves {len(x_held)} rows of train"
         raise ValueError(f"fraction {fraction} needs {least} held-out rows or more, {got}")
-    draws = _draws(model, posterior, x, count("num_samples", num_samples), seed)
+    num_samples, draws = count("num_samples", num_samples), dict[str, Tensor]()
+    if isinstance(model, BayesianModel) == (posterior is None):
+        got = f"got {type(posterior).__name__} for a {type(model).__name__}"
+        raise TypeError(f"posterior must be None for all but a BayesianModel, {got}")
+    if isinstance(model, BayesianModel):
+        require_guide(posterior)
+        rows = checked_inputs(model, posterior, x, move=False)
+        with seeded(seed), own_store(model, posterior):
+            chunks = list(posterior_draws(model, posterior, rows, num_samples))
+        draws = {name: torch.cat([chunk[name] for chunk in chunks]).detach() for name in chunks[0]}
     detector = Detector(model, draws, score, layer, [], -math.inf)
     if score in _OF_FEATURES:
         fit, _ = _OF_FEATURES[score]
@@ -327,7 +334,8 @@ class Detector:
             draw = {name: values[s] for name, values in self.draws.items()}
             passes = [self._pass(batch, draw) for batch in x.split(rows)]
             features, outputs = map(torch.cat, zip(*passes, strict=True))
-            if self.fitted and features.shape[1] != (d := _size(self.fitted[s])):
+            expected = [x.shape[-1] for x in self.fitted[s].values()] if self.fitted else []
+            if expected and features.shape[1] != (d := expected[0]):
                 raise ValueError(
                     f"x must have {d} features as in training, got {features.shape[1]}"
                 )
@@ -339,17 +347,19 @@ class Detector:
         """Return features and outputs by one draw; or the outputs twice if it needs none."""
         model: Any = self.model
         network = model.network if isinstance(model, BayesianModel) else model
-        features, outputs = list[Tensor](), list[Tensor]()
+        seen: dict[str, Tensor] = {}
+
+        def keep_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:  # as no layer changes it
+            seen["features"] = inputs[0].flatten(1).clone()
+
+        def keep_outputs(_: nn.Module, inputs: Any, outputs: Any) -> None:
+            seen["outputs"] = tensor_of(outputs)
+
+        layers = _layers(network, self.layer) if self.score in _OF_FEATURES else []
         with pyro.validation_enabled(False), evaluating(model), ExitStack() as hooks:
-            if self.score in _OF_FEATURES:
-                for layer in _layers(network, self.layer):
-                    # a copy, which no layer changes in place; the last run counts
-                    hook = layer.register_forward_pre_hook(
-                        lambda _, inputs: features.append(inputs[0].flatten(1).clone())
-                    )
-                    hooks.enter_context(hook)
-            hook = network.register_forward_hook(lambda *call: outputs.append(tensor_of(call[2])))
-            hooks.enter_context(hook)
+            for layer in layers:
+                hooks.enter_context(layer.register_forward_pre_hook(keep_input))
+            hooks.enter_context(network.register_forward_hook(keep_outputs))
             try:
                 if draw:
                     model.predictive(x, draw)
@@ -359,14 +369,10 @@ class Detector:
             except (RuntimeError, IndexError) as error:
                 shape = list(x.shape)
                 raise ValueError(f"x of shape {shape} does not fit the network: {error}") from error
-        if self.score in _OF_FEATURES and not features:
+        outputs = at_least_single(seen["outputs"])
+        if self.score in _OF_FEATURES and "features" not in seen:
             raise ValueError(f"layer must be one that the network runs, got {self.layer!r}")
-        return at_least_single((features or outputs)[-1]), at_least_single(outputs[-1])
-
-
-def _size(fitted: Fitted) -> int:
-    """Return the number of features of the training data."""
-    return next(iter(fitted.values())).shape[-1]
+        return at_least_single(seen.get("features", outputs)), outputs
 
 
 def _layers(network: nn.Module, path: str | None) -> list[nn.Module]:
@@ -394,20 +400,3 @@ def _labels(model: nn.Module, y: Tensor) -> Tensor | None:
     if not of_classes or y.numel() > len(y):
         return None
     return y.flatten().unique(return_inverse=True)[1]
-
-
-def _draws(
-    model: nn.Module, posterior: Any, x: Rows, num_samples: int, seed: int
-) -> dict[str, Tensor]:
-    """Return draws of the latents by site name, ``[S, ...]``; none of a network."""
-    if not isinstance(model, BayesianModel):
-        if posterior is not None:
-            raise TypeError(f"posterior must be None for a {type(model).__name__}, got a posterior")
-        return {}
-    if posterior is None:
-        raise TypeError("posterior must be what predict takes for a BayesianModel, got None")
-    require_guide(posterior)
-    x = checked_inputs(model, posterior, x, move=False)
-    with seeded(seed), own_store(model, posterior):
-        chunks = list(posterior_draws(model, posterior, x, num_samples))
-    return {name: torch.cat([chunk[name] for chunk in chunks]).detach() for name in chunks[0]}
