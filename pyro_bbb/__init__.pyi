@@ -55,6 +55,7 @@ from .prediction import Prediction as Prediction
 from .prediction import RegressionPrediction as RegressionPrediction
 from .prediction import TemperatureScaled as TemperatureScaled
 from .prediction import batch_bald as batch_bald
+from .prediction import batchnorm_draws as batchnorm_draws
 from .prediction import conformal as conformal
 from .prediction import diverse_bald as diverse_bald
 from .prediction import predict as predict

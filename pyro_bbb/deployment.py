@@ -40,6 +40,7 @@ from pyro_bbb.latents import (
     parts_of_prior,
     sample_names,
     stack,
+    statistics_in,
 )
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import merge_adapters
@@ -426,8 +427,14 @@ def _stacked(model: BayesianModel, chunks: Iterable[Mapping[str, Tensor]]) -> _D
         plain = (plain_copy(getattr(model, name), name, draw) for name in ("network", "likelihood"))
         drawn = _Drawn(*plain).requires_grad_(False)
         own = {name: value for name, value in drawn.named_parameters() if name in random}
-        records.append({name: value.data for name, value in own.items()})
-    values = {id(own[name]): value for name, value in stack(records).items()}
+        statistics = {name: draw[name] for name in statistics_in(draw)}
+        records.append({name: value.data for name, value in own.items()} | statistics)
+    stacked = stack(records)
+    values = {id(own[name]): stacked[name] for name in own}
+    for name in statistics:
+        path, _, leaf = name.rpartition(".")
+        drawn.get_submodule(path).register_buffer(leaf, stacked[name])
+        drawn.names.add(name)
     for name, parameter in list(drawn.named_parameters(remove_duplicate=False)):
         if id(parameter) in values:
             path, _, leaf = name.rpartition(".")

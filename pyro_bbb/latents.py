@@ -327,11 +327,27 @@ class SubstituteMessenger(Messenger):
 
 @contextmanager
 def substituted(model: Any, draw: Mapping[str, Tensor]) -> Iterator[None]:
-    """Run parts of a model inside with these values of its latents, by site name."""
+    """Run parts of a model inside with these values of its latents, by site name.
+
+    Running statistics of BatchNorm layers may be among them, as `batchnorm_draws` makes them.
+    """
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in statistics_in(draw)}
+    before = {name: getattr(owner, name.rpartition(".")[2]) for name, owner in owners.items()}
     with SubstituteMessenger(draw), own_store(model), model._pyro_context:
         for name, value in draw.items():
             model._pyro_context.set(name, value)
-        yield
+        try:
+            for name, owner in owners.items():
+                owner._buffers[name.rpartition(".")[2]] = draw[name]
+            yield
+        finally:
+            for name, owner in owners.items():
+                owner._buffers[name.rpartition(".")[2]] = before[name]
+
+
+def statistics_in(draws: Iterable[str]) -> list[str]:
+    """Return the names of running statistics of BatchNorm layers among those of draws."""
+    return [name for name in draws if name.endswith((".running_mean", ".running_var"))]
 
 
 def over_draws(run: Run, draws: Mapping[str, Tensor]) -> Record:

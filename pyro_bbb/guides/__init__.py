@@ -34,6 +34,8 @@ from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 from pyro_bbb.guides._rank1 import Rank1Ensemble
 from pyro_bbb.guides._swag import SWAG, TooFewIteratesError
+from pyro_bbb.guides._swag import batchnorms as batchnorms
+from pyro_bbb.guides._swag import renew_running_statistics as renew_running_statistics
 from pyro_bbb.guides.scale_kl import weighs_kl
 
 __all__ = [

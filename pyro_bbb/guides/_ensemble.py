@@ -31,7 +31,7 @@ class Ensemble(Guide):
 
     `fit` runs every member in every step, so that the loss is the mean of theirs; a member's
     gradient then carries the factor 1 / size, which Adam does not see. Ordinary parameters of the
-    model are shared.
+    model are shared, and so are BatchNorm's running statistics: predict by `batchnorm_draws`.
 
     Args:
         model: the model.

@@ -176,7 +176,7 @@ class SWAG(PointThenNormal):
         self.covariance[0].set(factor=factor, scale=(seen.squares / (2 * seen.count)).sqrt())
         self.loc.copy_(seen.mean)
         seen.forget()
-        _renew_running_statistics(self.model, self.median(), batches)
+        renew_running_statistics(self.model, self.median(), batches)
 
     def reset(self) -> None:
         """Return to the point, for further training, and forgets the iterates."""
@@ -187,15 +187,20 @@ class SWAG(PointThenNormal):
         return [LowRankPlusDiagonal(slice(0, self.latent_dim))]
 
 
-def _renew_running_statistics(
-    model: Any, values: dict[str, Tensor], batches: Iterable[tuple[Any, Tensor]]
+def batchnorms(model: Any) -> dict[str, _BatchNorm]:
+    """Return the BatchNorm layers in training mode that keep running statistics, by path."""
+    return {
+        path: m
+        for path, m in model.named_modules()
+        if isinstance(m, _BatchNorm) and m.training and m.track_running_stats
+    }
+
+
+def renew_running_statistics(
+    model: Any, values: dict[str, Tensor], batches: Iterable[tuple[Any, Any]]
 ) -> None:
     """Make BatchNorm's running statistics averages over the data, with these latents."""
-    norms = [
-        m
-        for m in model.network.modules()
-        if isinstance(m, _BatchNorm) and m.training and m.track_running_stats
-    ]
+    norms = list(batchnorms(model).values())
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()

@@ -10,6 +10,7 @@ Imports the packages up to `models`.
 """
 
 from pyro_bbb.prediction._acquisition import batch_bald, diverse_bald
+from pyro_bbb.prediction._batchnorm import batchnorm_draws
 from pyro_bbb.prediction._calibration import call_predict as call_predict
 from pyro_bbb.prediction._calibration import predict_calibration as predict_calibration
 from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
@@ -32,6 +33,7 @@ __all__ = [
     "RegressionPrediction",
     "TemperatureScaled",
     "batch_bald",
+    "batchnorm_draws",
     "class_log_probs",
     "conformal",
     "diverse_bald",

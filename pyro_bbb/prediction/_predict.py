@@ -11,6 +11,7 @@ each $w_s$ (``_draws.py``), ``"outputs"`` draws the outputs of each input withou
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -26,6 +27,8 @@ from pyro_bbb._utils.distributed import processes
 from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs, to_precision
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import all_finite, count, kind, one_of, require_numbers
+from pyro_bbb.guides import batchnorms
+from pyro_bbb.latents import sample_names
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
 from pyro_bbb.prediction._draws import (
@@ -134,6 +137,7 @@ def predict(
         ):
             begin_stream()
             if sampler == "weights":
+                _warn_of_shared_statistics(model, guide)
                 draws, counts = split_draws(model, guide, inputs, num_samples, group)
                 chunks = per_draw(model, draws, inputs, rows)
             elif linearized or has_normal_outputs:
@@ -147,6 +151,21 @@ def predict(
             outputs = _collected(chunks, model, inputs, group.at_least_one(counts))
             results.append({name: group.join(y, counts) for name, y in outputs.items()})
     return _prediction(model, results, sampler, of_dataset)
+
+
+def _warn_of_shared_statistics(model: BayesianModel, guide: Any) -> None:
+    """Warn where members of an ensemble would be normalised by averages over all of them."""
+    if len(getattr(guide, "members", ())) < 2 or not (norms := batchnorms(model)):
+        return
+    modules = dict(model.named_modules())
+    first_random = next(path for path in modules if sample_names(modules[path]))
+    order = list(modules)
+    if order.index(first_random) < max(order.index(path) for path in norms):
+        warnings.warn(
+            "BatchNorm's running statistics are averages over the ensemble's members, and fit none "
+            "of them; predict by bbb.batchnorm_draws(model, guide, x_train) in place of the guide",
+            stacklevel=4,
+        )
 
 
 @locked

@@ -72,6 +72,13 @@ def of_labels(make=bbb.AutoSoftplusNormal):
     return {"model": model, "guide": make(model)}
 
 
+def normed():
+    """Return a classifier with batch normalisation and its guide, by the names of arguments."""
+    network = bbb.bayesianize(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    model = bbb.BayesianModel(network, likelihoods.Categorical(), num_data=4)
+    return {"model": model, "guide": bbb.AutoSoftplusNormal(model)}
+
+
 def of_wide():
     """A classifier whose draws differ by more than rounding: an AUROC is of ranks."""
     return of_labels(lambda model: bbb.AutoSoftplusNormal(model, init_rho=-1.0))
@@ -531,6 +538,17 @@ PREDICTION = [
         lambda: {**of_labels(), "x": X, "batch_size": 2},
         *INPUTS,
         *no_counts("batch_size"),
+        also=(RuntimeError,),
+    ),
+    row(
+        "batchnorm_draws",
+        lambda: {**normed(), "x": X, "num_samples": 3, "batch_size": 4, "seed": 0},
+        *INPUTS[1:4],
+        ("x", X[:, :2], r"x of shape \[4, 2\]"),
+        (of_labels(), "model must have BatchNorm layers in training mode, it has none"),
+        ("batch_size", 1, "x must give passes of two rows or more"),
+        *no_counts("num_samples", "batch_size"),
+        ("seed", "0", "seed must be an integer, got '0'"),
         also=(RuntimeError,),
     ),
 ]
