@@ -130,11 +130,12 @@ class LastLayer(Guide):
     def _variance(self, features: Tensor) -> Tensor:
         """Return variances ``[..., out]`` of the head's outputs for its inputs ``[..., in]``."""
         weight = self._parts()["weight"]
-        variance = self._root(features).square().sum(-1)  # [k, n]
+        white, of_bias = self._root(features)
+        variance = white.square().sum(-1) + of_bias  # [k, n]
         return variance.T.expand(-1, len(weight.loc)).reshape(*features.shape[:-1], -1)
 
-    def _root(self, features: Tensor) -> Tensor:
-        r"""Return R ``[k, n, in + 1]``; $R R^\top$ is the covariance of an output's values."""
+    def _root(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return R ``[k, n, in]`` and v ``[k, 1]``: values have the covariance $R R^\top + v$."""
         q = self._parts()
         weight, bias = q["weight"], q.get("bias")
         x = features.reshape(-1, features.shape[-1]).to(weight.loc.dtype)
@@ -142,9 +143,9 @@ class LastLayer(Guide):
             scaled = x * weight.scale.unsqueeze(1)  # [k, n, in]
             white = torch.baddbmm(scaled, scaled, weight.lower)  # L^T (x, 1), without the last
             if bias is None:
-                return white
+                return white, white.new_zeros(len(white), 1)
             white = white + (bias.scale.unsqueeze(-1) * bias.lower).unsqueeze(1)
-            return torch.cat([white, bias.scale[:, None, None].expand(-1, len(x), 1)], -1)
+            return white, bias.scale.square().unsqueeze(-1)
 
     @torch.no_grad()
     def output_moments(self, model: Any, x: Rows) -> OutputMoments:
@@ -231,13 +232,14 @@ class LastLayer(Guide):
         # as in prediction, so that a batch of context points moves no running average
         with own_store(self), evaluating(self.model.network), self.observed_head() as features:
             mean = network_outputs(self.model, loc, points)
-            root = self._root(features())
+            white, of_bias = self._root(features())
         if mean.dim() != 2:
             shape = list(mean.shape)
             raise ValueError(
                 f"FunctionNormal needs outputs [batch, out] of the network, got {shape}"
             )
-        kl: Tensor = prior.kl(mean.to(root.dtype), root, points)
+        covariance = white @ white.mT + of_bias.unsqueeze(-1)
+        kl: Tensor = prior.kl(mean.to(white.dtype), covariance, points)
         return kl
 
     def _moments(self) -> dict[str, AtMean]:

@@ -103,23 +103,23 @@ class FunctionNormal(Prior):
         rows_by_name = zip(names, inputs.tensor_split(len(names)), strict=True)
         return torch.cat([CONTEXTS[name](rows) for name, rows in rows_by_name if len(rows)])
 
-    def kl(self, mean: Tensor, root: Tensor, points: Tensor) -> Tensor:
+    def kl(self, mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
         r"""Return $\mathrm{KL}[q(f_C) \| p(f_C)]$, summed over outputs, times `weight`, in nats.
 
         $$\tfrac12\big(\mathrm{tr}\,P^{-1}S + m^\top P^{-1} m - C + \ln\det P - \ln\det S\big)$$
 
         Args:
             mean: m of each output, ``[C, out]``.
-            root: R with $S = R R^\top + t^2 I$, ``[out, C, r]``, or ``[1, C, r]`` for all outputs.
+            covariance: $S - t^2 I$ of each output, ``[out, C, C]``, or ``[1, C, C]`` of all.
             points: the context points, ``[C, ...]``.
         """
-        (size, outputs), repeats = mean.shape, mean.shape[1] / len(root)
+        (size, outputs), repeats = mean.shape, mean.shape[1] / len(covariance)
         eye = torch.eye(size, dtype=mean.dtype, device=mean.device)
         gram = eye if self.kernel is None else self.kernel(points)
         if gram.shape != eye.shape:
             raise ValueError(f"kernel must return {list(eye.shape)}, got {list(gram.shape)}")
         noise = self.noise**2 * eye
-        p, q = _cholesky(self.scale**2 * gram + noise), _cholesky(root @ root.mT + noise)
+        p, q = _cholesky(self.scale**2 * gram + noise), _cholesky(covariance + noise)
         # tr P^-1 S = |L_p^-1 L_q|^2
         spread = torch.linalg.solve_triangular(p, q, upper=False).square().sum() * repeats
         shift = torch.linalg.solve_triangular(p, mean, upper=False).square().sum()

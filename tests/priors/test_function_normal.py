@@ -115,7 +115,7 @@ def normals(outputs, covariance):
     noise = 0.04 * torch.eye(6)
     q = torch.distributions.MultivariateNormal(mean.T, root @ root.mT + noise)
     p = torch.distributions.MultivariateNormal(torch.zeros(6), 2.25 * rbf(points) + noise)
-    return prior, (mean, root, points), q, p
+    return prior, (mean, root @ root.mT, points), q, p
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
@@ -132,14 +132,14 @@ def test_the_kl_is_that_of_torchs_normals(double, covariance):
 
 def test_the_kl_of_the_prior_is_zero(double):
     prior, (mean, _, points), _, _ = normals(3, "shared")
-    root = 1.5 * torch.linalg.cholesky(rbf(points))[None]
-    assert prior.kl(torch.zeros_like(mean), root, points).item() == pytest.approx(0, abs=1e-9)
+    covariance = 2.25 * rbf(points)[None]
+    assert prior.kl(torch.zeros_like(mean), covariance, points).item() == pytest.approx(0, abs=1e-9)
 
 
 def test_a_singular_covariance_is_not_a_number(double):
-    """More points than features, without noise."""
+    """Such as that of a head without uncertainty, or of more points than features."""
     prior = FunctionNormal(noise=0, num_points=6)
-    assert prior.kl(torch.randn(6, 2), torch.randn(1, 6, 4), torch.randn(6, 2)).isnan()
+    assert prior.kl(torch.randn(6, 2), torch.zeros(1, 6, 6), torch.randn(6, 2)).isnan()
 
 
 def test_the_kl_alone_is_weighted(double):
