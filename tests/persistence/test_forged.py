@@ -86,6 +86,13 @@ def calibrated(folder):
     ).interval(X)
 
 
+def detecting(folder):
+    network = torch.nn.Linear(3, 2)
+    train = torch.randn(40, 3), torch.arange(40) % 2
+    bbb.ood(network, None, train, score="knn", fraction=0.2).save(folder)
+    return folder / "spec.json", lambda: bbb.Detector.load(folder, network)
+
+
 def estimated(folder):
     fitted = BayesianClassifier(hidden_sizes=(3,), epochs=1, random_state=0)
     fitted.fit(X.numpy(), np.array(["a", "b"] * 6)).save(folder)
@@ -118,6 +125,7 @@ CASES = {
     "chains": saved(*of_chains()),
     "checkpoint of chains": sampled,
     "conformal": calibrated,
+    "detector": detecting,
     "classifier": estimated,
     "table": tabled,
 }
@@ -130,7 +138,9 @@ def test_a_value_of_another_type_gives_the_clear_error_or_a_model(tmp_path, name
     folder.mkdir()
     path, load = CASES[name](folder)
     refused = 0
-    stride = 29 if name in ("model", "adapters", "conformal") else 199  # all take minutes
+    stride = (
+        29 if name in ("model", "adapters", "conformal", "detector") else 199
+    )  # all take minutes
     for number, where in enumerate(forgeries(path)):
         if number % stride and not (name == "classifier" and "parameters" in where):
             continue
