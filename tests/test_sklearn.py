@@ -596,6 +596,38 @@ def test_classes_may_come_later():
 # --- chains ---
 
 
+@pytest.mark.parametrize("make", [BayesianRegressor, BayesianClassifier])
+def test_early_stopping_keeps_the_weights_of_the_best_pass(make):
+    # labels of noise alone: the first passes predict best
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(120, 5)), rng.integers(2, size=120)
+    options = {"max_epochs": 200, "n_iter_no_change": 20, "temperature": 0.01, "random_state": 0}
+    stopped = make(early_stopping=True, validation_fraction=0.25, **options).fit(x, y)
+    losses = stopped.history_.validation_loss
+    assert len(losses) < 200 and np.argmin(losses) == len(losses) - 21
+    assert stopped.posterior_.model.num_data == 90
+    new = rng.normal(size=(500, 5)), rng.integers(2, size=500)
+    long = make(inference="variational", tol=0, **options).fit(x, y)
+    assert stopped.score_samples(*new).mean() > long.score_samples(*new).mean()
+    with pytest.raises(ValueError, match="validation_fraction must leave rows"):
+        make(early_stopping=True, validation_fraction=0.999).fit(x, y)
+
+
+def test_early_stopping_validates_by_the_weights_of_rows():
+    # nine rows of ten, of little weight, have the opposite labels: without weights every pass
+    # after the first looks worse
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    light = np.arange(300) % 10 > 0
+    y = (x[:, 0] > 0) ^ light
+    weight = np.where(light, 1e-3, 10.0)
+    options = {"max_epochs": 100, "n_iter_no_change": 30, "random_state": 0}
+    model = BayesianClassifier(early_stopping=True, **options).fit(x, y, weight)
+    new = rng.normal(size=(300, 2))
+    assert model.score(new, new[:, 0] > 0) > 0.9
+    assert min(model.history_.validation_loss) < 0.3
+
+
 def test_auto_flattens_probabilities_of_labels_without_signal(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 5)), rng.integers(2, size=60)
@@ -637,7 +669,7 @@ def test_auto_takes_what_the_options_allow():
     assert chosen(5001, activation="tanh") == "variational"
     assert chosen(hidden=(999,)) == "chains"  # 4,996 weights
     assert chosen(hidden=(1000,)) == "variational"  # 5,001
-    for changes in ({"guide": "delta"}, {"max_epochs": 9}, {"temperature": 1.0}):
+    for changes in ({"guide": "delta"}, {"max_epochs": 9}, {"temperature": 0.5}):
         assert chosen(**changes) == "variational"
     assert chosen(10**6, max_epochs=9, inference="chains") == "chains"
 

@@ -189,8 +189,8 @@ class Train(Writing):
     ensemble: int | None = None
     """Train as many networks, each from its own start, which vote."""
     temperature: float | None = None
-    """Weight of the prior against the data; 1 is Bayes' rule, and below it the posterior is
-    narrower. By default 0.5 for a regression and 1 for a classification."""
+    """Weight of the prior against the data; 1, the default, is Bayes' rule, and below it the
+    posterior is narrower."""
     epochs: int | None = None
     """Passes over the rows; by default as many as suit the table."""
     held_out: float = 0.1

@@ -46,7 +46,6 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
 
     class_weight: Any = None
 
-    default_prior: ClassVar[str] = "normal"
     _form: ClassVar[dict[str, Any]] = {"classes": list[str] | list[int] | list[float] | list[bool]}
 
     @available_if(can_learn_on)

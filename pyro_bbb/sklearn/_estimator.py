@@ -39,6 +39,7 @@ from pyro_bbb._utils.validation import (
     count,
     one_of,
     positive,
+    probability,
 )
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.estimators import ESTIMATORS
@@ -55,7 +56,7 @@ Predictive = TypeVar("Predictive")
 _ROWS = 2**14  # rows of one pass of predictions; only summaries of their draws are kept
 _NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": False}  # of checked inputs
 # options of training a guide, without use for chains
-_OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature")
+_OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature", "early_stopping")
 _OF_TRAINING = (*_OF_GUIDES, "max_epochs", "n_iter_no_change", "tol", "batch_size")
 _KEY = "estimator"  # of the estimator's record in the metadata of a save
 SCALING = {"mean": list[float], "scale": list[float]}
@@ -93,8 +94,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         hidden_sizes: units of the hidden layers, or one number; ``()`` is a linear model.
         activation: name, or a function that makes a module, such as ``torch.nn.ReLU``.
         prior: prior of the weights, in any form that `pyro_bbb.priors` takes. ``None`` is
-            ``FanInNormal(2.5)`` for chains; for a guide it is ``"fan_in_normal"`` in the regressor
-            and ``"normal"`` in the classifier.
+            `pyro_bbb.priors.default_prior` for a guide, and ``FanInNormal(2.5)`` for chains.
         inference: ``"wide"`` integrates an infinitely wide network in closed form, of regressions
             with learned noise: two hidden layers of erf units beside a linear map, the scales of
             prior and noise sampled by their evidence, intervals corrected by training rows left
@@ -121,11 +121,13 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             to 0 along a cosine, in as many passes as have gone before.
         tol: largest decrease that counts as hardly lower, as a fraction of the total decrease
             since the first average, or since that of constant outputs where the first is worse.
+        early_stopping: whether training of a guide ends once rows held out are not better predicted
+            for ``n_iter_no_change`` passes, with the weights of the best pass.
+        validation_fraction: fraction of the rows held out for that.
         batch_size: rows per step; by default from 64 for small tables to 1,024.
         lr: learning rate at the start; it falls to 0 in the end.
-        temperature: factor of the prior's weight against the data. 1, the classifier's default, is
-            Bayes' rule; below 1 the posterior is narrower, and small networks fit better (the
-            regressor's default is 0.5).
+        temperature: factor of the prior's weight against the data. 1, the default, is Bayes' rule;
+            below 1 the posterior is narrower, as if each row had been seen several times.
         categorical_features: columns of categories: ``"from_dtype"`` (those of dtype category in
             pandas, Categorical or Enum in polars), ``None``, names or indices, or a boolean mask.
             Each category becomes a 0/1 column, and a missing value is one; a category not seen in
@@ -159,6 +161,8 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     max_epochs: int | None = None
     n_iter_no_change: int | None = None
     tol: float = 0.02
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
     batch_size: int | None = None
     lr: float = 1e-2
     temperature: float = 1.0
@@ -169,7 +173,6 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     random_state: Any = None
     progress: bool = False
 
-    default_prior: ClassVar[str]  # of a guide
     _form: ClassVar[dict[str, Any]] = {}  # of further fields that `_record` adds
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -252,6 +255,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         at_least_zero("tol", self.tol)
         for name in ("seconds", "lr", "temperature"):
             positive(name, getattr(self, name))
+        probability("validation_fraction", self.validation_fraction)
         unused = []
         if self.inference == "chains":
             unused = [name for name in self.changed_training_options() if name in _OF_GUIDES]

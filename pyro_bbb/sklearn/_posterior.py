@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianMLP, Offset
 from pyro_bbb.persistence import save
 from pyro_bbb.prediction import ClassificationPrediction, Prediction, leave_one_out_weights, predict
-from pyro_bbb.priors import FanInNormal, Prior, from_guide
+from pyro_bbb.priors import FanInNormal, Prior, default_prior, from_guide
 from pyro_bbb.sklearn._choices import (
     ACTIVATIONS,
     constant_outputs,
@@ -49,7 +50,7 @@ from pyro_bbb.sklearn._choices import (
     with_priors,
 )
 from pyro_bbb.sklearn._wide_posterior import WidePosterior, learn_wide
-from pyro_bbb.training import EpochEnd, KLSchedule, fit
+from pyro_bbb.training import EpochEnd, KLSchedule, UndertrainedWarning, fit
 from pyro_bbb.training.history import History
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ _SMALLEST, _LARGEST, _BATCHES = 64, 1024, 100  # default batch: rows / 100, in [
 _SHARPENED, _SHARPENING_DRAWS = 1000, 100  # rows and draws that choose the sharpness
 _LARGE_GAIN = 0.1  # fraction of the loss left out, beyond which the likelihood is raised
 _SHARPNESSES = [2 ** (i / 6) for i in range(-12, 13)]  # from 1/4 to 4
+_DRAWN = 10  # times that a held-out row is drawn on average, where rows have weights
 _NOISE_DRAWS = 100  # networks drawn for the noise of further rows
 _DECAY = 1.0  # epochs of the falling rate, for each epoch before
 _ONE_THREAD = 2**16  # weights up to which one processor thread is fastest
@@ -198,7 +200,7 @@ def learn(
                 f"inference='chains' samples, and the model has the trained parameter "
                 f"{learned[0]!r}: take a prior without, or inference='variational'"
             )
-    prior = estimator.default_prior if estimator.prior is None else estimator.prior
+    prior = default_prior() if estimator.prior is None else estimator.prior
     with seeded(seed):
         network = _network(estimator, sizes, make_prior(prior, torch.float64), offset)
         model, guide = _model_and_guide(estimator, network, likelihood, rows)
@@ -349,23 +351,59 @@ def _train_guide(
     if method == "auto":
         method = "local_reparam" if factorised else "reparam"
     length = training_length(estimator, guide, len(rows.x), _constant_nll(model, rows, seed))
-    with _threads_for(model, estimator.n_jobs):
+    train = rows
+    if estimator.early_stopping:
+        train, length = _held_out(estimator, rows, length, seed)
+        model.num_data = len(train.x)
+    with _threads_for(model, estimator.n_jobs), warnings.catch_warnings():
+        if estimator.early_stopping:  # which is meant to end before the ELBO is at its best
+            warnings.simplefilter("ignore", UndertrainedWarning)
         history = fit(
             model,
             guide,
-            (rows.x, rows.y),
+            (train.x, train.y),
             lr=estimator.lr,
             device=estimator.device,
             progress=bool(estimator.progress),
             seed=seed,
             engine="compiled",
-            sample_weight=rows.weight,
+            sample_weight=train.weight,
             estimator=method,
             loss="mean_field" if factorised else "trace",
             kl_schedule=KLSchedule(temperature=estimator.temperature),
             **length,
         )
-    return FittedPosterior(model, guide, history, rows.total)
+    return FittedPosterior(model, guide, history, train.total)
+
+
+def _held_out(
+    estimator: BayesianEstimator[Any], rows: Rows, length: dict[str, Any], seed: int
+) -> tuple[Rows, dict[str, Any]]:
+    """Return the rows of training, and options of `fit` that stop early by the others."""
+    held_out = max(1, round(estimator.validation_fraction * len(rows.x)))
+    if held_out >= len(rows.x):
+        raise ValueError(
+            f"validation_fraction must leave rows to train on, got "
+            f"{estimator.validation_fraction} of {len(rows.x)} rows"
+        )
+    order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
+    out, kept = order[:held_out], order[held_out:]
+    weight = None if rows.weight is None else rows.weight[kept]
+    if rows.weight is not None:  # validation has no weights: draw its rows by them
+        shares = rows.weight[out] / rows.weight[out].sum()
+        with seeded(seed):
+            out = out[torch.multinomial(shares, _DRAWN * held_out, replacement=True)]
+    options = {name: length[name] for name in ("epochs", "batch_size")} | {
+        "lr_schedule": "constant",
+        "validation": (rows.x[out], rows.y[out]),
+        "patience": estimator.n_iter_no_change or _window(len(kept), length["batch_size"]),
+    }
+    return Rows(rows.x[kept], rows.y[kept], weight), options
+
+
+def _window(num_rows: int, batch_size: int) -> int:
+    """Return the passes of about 200 steps."""
+    return max(1, round(_WINDOW / math.ceil(num_rows / batch_size)))
 
 
 def training_length(
@@ -379,7 +417,7 @@ def training_length(
     most = estimator.max_epochs or max(_LEAST_EPOCHS, round(_STEPS / steps_per_epoch))
     if guides.collected(guide):  # its iterates begin at the plateau
         return {"epochs": most, "batch_size": size}
-    window = estimator.n_iter_no_change or max(1, round(_WINDOW / steps_per_epoch))
+    window = estimator.n_iter_no_change or _window(num_rows, size)
     plateau = Plateau(most, window, estimator.tol, constant_nll)
     schedule = {"lr_schedule": plateau, "callbacks": [plateau.callback]}
     return {"epochs": most, "batch_size": size, **schedule}

@@ -61,10 +61,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
         y_scaling_: means and standard deviations of the targets; 0 and 1 for counts.
     """
 
-    temperature: float = 0.5
     noise: Any = "learned"
 
-    default_prior: ClassVar[str] = "fan_in_normal"
     _form: ClassVar[dict[str, Any]] = {"y": SCALING, "y_shape": list[int]}
 
     def __sklearn_tags__(self) -> Any:
