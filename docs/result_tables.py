@@ -30,6 +30,7 @@ import paper_mnist  # noqa: E402
 import paper_pruning  # noqa: E402
 import posterior_fidelity  # noqa: E402
 import posteriors  # noqa: E402
+import residual  # noqa: E402
 import shift  # noqa: E402
 import tables  # noqa: E402
 import uci_regression  # noqa: E402
@@ -181,6 +182,10 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
         "experiments/posteriors.py --problems mnist_ensemble10 fashion_ensemble10 --seeds 1"
     ),
     "posteriors_lenet5": "experiments/posteriors.py --problems mnist_lenet5",
+    "residual": (
+        "experiments/residual.py --seeds 1 --short-seeds 5 "
+        '--problems "Fashion-MNIST, residual" "Fashion-MNIST, attention"'
+    ),
     "shift_fashion": "experiments/shift.py --problems fashion_mlp --images 1000",
     "shift_lenet5": "experiments/shift.py --problems mnist_lenet5 --images 1000",
     "lenet5_fashion_ivon": (
@@ -598,6 +603,9 @@ PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
         "estimators": ByRow(of_estimator),
     },
     "docs/guide/pruning_and_deploying.md": {"pruned": pruned},
+    "docs/guide/residual_networks.md": {
+        table.columns[0]: partial(str, table) for table in residual.tables(record("residual"))
+    },
 }
 
 
