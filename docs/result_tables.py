@@ -26,6 +26,7 @@ import adapters  # noqa: E402
 import continual  # noqa: E402
 import gap_splits  # noqa: E402
 import large  # noqa: E402
+import ood  # noqa: E402
 import paper_mnist  # noqa: E402
 import paper_pruning  # noqa: E402
 import posterior_fidelity  # noqa: E402
@@ -196,6 +197,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
         for preset in ("dropout", "ensemble5", "ensemble10", "heteroscedastic", "single", "vbll")
     },
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",
+    "ood": ("experiments/ood.py --datasets fashion_mnist --networks 'residual, outliers'"),
     "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda",
     "paper_mnist_published": "experiments/paper_mnist.py --preset published --device cuda",
     "paper_pruning_ours": "experiments/paper_pruning.py --device cuda",
@@ -561,6 +563,7 @@ PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
             f"adapters {name}": partial(adapters.table, name, found)
             for name, found in record("adapters")["tasks"].items()
         },
+        **{table.columns[0]: partial(str, table) for table in ood.tables(record("ood"))},
         "rmse": partial(uci_scores, "rmse"),
         "log-likelihood": partial(uci_scores, "log_likelihood"),
         "uci methods": uci_methods,

@@ -4,6 +4,9 @@
 import torch
 from torch import Tensor, nn
 
+import pyro_bbb as bbb
+from pyro_bbb.priors import CONTEXTS
+
 
 class Block(nn.Module):
     """Residual block of two 3x3 convolutions (He et al. 2015, arXiv:1512.03385, figure 2)."""
@@ -61,3 +64,63 @@ class Transformer(nn.Module):
         """Return the logits ``[n, 10]``."""
         tokens = self.patches(x).flatten(-2).transpose(-2, -1) + self.position
         return self.last(self.encoder(tokens).mean(-2))
+
+
+def shifted(x: Tensor, *, flip: bool) -> Tensor:
+    """Shift images by up to two pixels, and mirror half of them if wanted."""
+    across, down = torch.randint(-2, 3, (2, len(x)))
+    rows = (torch.arange(28) - down[:, None]).clamp(0, 27)[:, None, :, None]
+    columns = (torch.arange(28) - across[:, None]).clamp(0, 27)[:, None, None, :]
+    if flip:
+        columns = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, columns, 27 - columns)
+    return x[torch.arange(len(x))[:, None, None, None], 0, rows, columns]
+
+
+def patches(x: Tensor) -> Tensor:
+    """Replace each field of a grid of 4 x 4 by one from a random place of the image."""
+    offsets = nn.functional.interpolate(torch.empty(len(x), 2, 4, 4).uniform_(-1, 1), x.shape[-2:])
+    identity = torch.eye(2, 3).expand(len(x), 2, 3)
+    places = nn.functional.affine_grid(identity, list(x.shape), align_corners=False)
+    places = places + offsets.movedim(1, -1)
+    return nn.functional.grid_sample(x, places, padding_mode="reflection", align_corners=False)
+
+
+def edges(x: Tensor) -> Tensor:
+    """Return differences of neighbouring pixels, as thin lines."""
+    return ((x - x.roll(1, -1)).abs() + (x - x.roll(1, -2)).abs()).clamp(0, 1)
+
+
+def train_augmented(
+    network: nn.Module, data: tuple[Tensor, Tensor], epochs: int, *, flip: bool, outliers: float
+) -> nn.Module:
+    r"""Train on shifted images by SGD in bfloat16, the learning rate along one cycle.
+
+    ``outliers`` weighs the mean of $-\log p$ over all classes at images made of others
+    (Hendrycks et al. 2019, arXiv:1812.04606).
+    """
+    batches = bbb.data.Minibatches(*data, batch_size=128)
+    options = {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
+    descent = torch.optim.SGD(network.parameters(), lr=0.2, **options)
+    steps = epochs * len(batches)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(descent, 0.2, total_steps=steps, pct_start=0.2)
+    changes = patches, CONTEXTS["warped"], CONTEXTS["clouds"], edges, CONTEXTS["mixed"]
+    network.to(memory_format=torch.channels_last).train()
+    for step in range(steps):
+        if step % len(batches) == 0:
+            epoch = iter(batches)
+        x, y = next(epoch)
+        x, known = shifted(x, flip=flip), len(x)
+        if outliers:
+            change = changes[int(torch.randint(len(changes), ()))]
+            x = torch.cat([x, change(data[0][torch.randint(len(data[0]), (32,))])])
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = network(x.contiguous(memory_format=torch.channels_last))
+        log_probs = outputs.float().log_softmax(-1)
+        loss = nn.functional.nll_loss(log_probs[:known], y)
+        if outliers:
+            loss = loss - outliers * log_probs[known:].mean()
+        descent.zero_grad()
+        loss.backward()
+        descent.step()
+        cycle.step()
+    return network.eval()

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Out-of-distribution detection by one network: scores of `pyro_bbb.ood`, networks, posteriors.
+
+    python experiments/ood.py [--datasets fashion_mnist mnist] [--data-root ROOT]
+
+Fashion-MNIST and MNIST are each other's unseen images. A residual network is trained on shifted
+images, with and without outliers made of the training images; the MLP 784-400-400-10 by MAP, an
+ensemble of five, Bayes by Backprop, IVON and the variational last layer. Each row has the score of
+the best mean AUROC on validation images and changes of them (noise, upside down, rotated, patches,
+corrupted); the other data set decides nothing. "all layers" are the means and standard deviations
+of every channel of every BatchNorm layer.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import tyro
+from _helpers.images import images, train_and_validation
+from _helpers.posteriors import METHODS, Trainings
+from _helpers.residual import ResNet, train_augmented
+from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, chosen
+from _helpers.tables import Table, table
+from matplotlib import pyplot as plt
+from torch import Tensor, nn
+
+import pyro_bbb as bbb
+from pyro_bbb import metrics, plots
+from pyro_bbb.data import corrupt, rotate
+
+Detector: TypeAlias = Callable[[Tensor], Tensor]  # from images to scores, high for seen ones
+TITLES = {"fashion_mnist": "Fashion-MNIST", "mnist": "MNIST"}
+OTHER = {"fashion_mnist": "mnist", "mnist": "fashion_mnist"}
+OUTLIERS = {"residual": 0.0, "residual, outliers": 0.5}  # weight of the outliers' loss
+POSTERIORS = ("map", "ensemble", "bbb_normal_reparam", "ivon", "vbll")  # of the MLP
+DRAWN = ("energy", "entropy", "mutual_information", "mahalanobis", "ddu", "knn")
+OF_LAYERS = ("mahalanobis", "relative_mahalanobis", "ddu", "knn")
+BINS, MISSES = 40, 16  # of histograms, and of pictures
+ROWS = 10_000  # training images that scores are fitted to
+
+
+@dataclass(frozen=True)
+class Config(SeveralSeeds, DataSettings):
+    """Settings of one run."""
+
+    seeds: int = 1
+    """Runs with consecutive seeds."""
+    datasets: tuple[str, ...] = tuple(TITLES)
+    """Data sets that are seen."""
+    networks: tuple[str, ...] = ()
+    """Rows of the table, instead of all: residual, "residual, outliers", and the MLP's methods."""
+    epochs: int = 10
+    """Passes over the training images of the residual network."""
+    mlp_epochs: int = 5
+    """Passes of all methods for the MLP."""
+    number: int = 2_000
+    """Images of each set that are scored."""
+    output: Path = Path("results/ood")
+    """Folder for results."""
+
+
+def changes(x: Tensor) -> dict[str, Tensor]:
+    """Return images unlike ``x``, made of ``x`` or of noise."""
+    tiles = nn.functional.unfold(x, 7, stride=7)
+    order = torch.rand(len(x), tiles.shape[-1]).argsort(1)[:, None].expand_as(tiles)
+    return {
+        "noise": torch.rand_like(x),
+        "upside down": x.flip(-2),
+        "rotated": rotate(x, 90),
+        "patches": nn.functional.fold(tiles.gather(2, order), x.shape[-2:], 7, stride=7),
+        "corrupted": corrupt(x, "gaussian_noise", 5),
+    }
+
+
+def layers(network: nn.Module, x: Tensor) -> Tensor:
+    """Return features of all layers, ``[n, d]``, by one pass."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: Any, y: Tensor) -> None:
+        found.append(torch.cat([y.mean((2, 3)), y.std((2, 3), correction=0)], 1))
+
+    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+    hooks = [norm.register_forward_hook(keep) for norm in norms]
+    with torch.no_grad():
+        parts = [(network(rows), torch.cat(found, 1), found.clear())[1] for rows in x.split(500)]
+    for hook in hooks:
+        hook.remove()
+    return torch.cat(parts)
+
+
+def detectors(model: Any, posterior: Any, data: Data, draws: int) -> Iterator[tuple[str, Detector]]:
+    """Yield detectors by name, each fitted to training images."""
+    options = {"num_samples": draws, "seed": 0}
+    for score in DRAWN:
+        yield score, bbb.ood(model, posterior, data, score=score, **options).score_samples
+    if isinstance(model, ResNet):
+        features = layers(model, data[0])
+        for score in OF_LAYERS:
+            fitted = bbb.ood(nn.Identity(), None, (features, data[1]), score=score, layer="")
+            yield f"all layers, {score}", lambda x, f=fitted: f.score_samples(layers(model, x))
+
+
+def train(name: str, config: Config, dataset: str, seed: int, data: Data) -> tuple[Any, Any, int]:
+    """Return a trained network or model, its posterior, and the number of draws."""
+    if name in OUTLIERS:
+        torch.manual_seed(seed)
+        network, flip = ResNet((16, 32, 64)), dataset == "fashion_mnist"
+        train_augmented(network, data, config.epochs, flip=flip, outliers=OUTLIERS[name])
+        return network, None, 1
+    options = {"data_root": config.data_root, "smoke": config.smoke, "epochs": config.mlp_epochs}
+    trainings = Trainings(root=config.output / "trainings" / dataset, **options)
+    sets = trainings.sets("fashion_mlp")
+    task = replace(trainings.task("fashion_mlp", name, seed, sets), data=data)
+    model, posterior = METHODS[name].train(task)
+    return model, posterior, {"map": 1, "vbll": 1, "ensemble": 5}.get(name, 10)
+
+
+def probabilities(model: Any, posterior: Any, x: Tensor, draws: int) -> Tensor:
+    """Return class probabilities of the mean prediction."""
+    if posterior is not None:
+        return bbb.predict(model, posterior, x, num_samples=draws, seed=0).probs
+    with torch.no_grad():
+        return torch.cat([model(rows).softmax(-1) for rows in x.split(500)])
+
+
+def measure(config: Config, sets: dict[str, Any], name: str, dataset: str, seed: int) -> Any:
+    """Train; score by every detector; and return the figures of the one chosen."""
+    begin = time.process_time()
+    model, posterior, draws = train(name, config, dataset, seed, sets["train"])
+    seconds = time.process_time() - begin
+    x, y = sets["test"]
+    fitted = tuple(values[:ROWS] for values in sets["train"])
+    right = probabilities(model, posterior, x, draws).argmax(-1).flatten() == y
+    torch.manual_seed(seed)
+    tested = {"other": sets["other"], **changes(x)}
+    found, scores = {}, {}
+    for score, detector in detectors(model, posterior, fitted, draws):
+        valid = detector(sets["valid"][0])
+        proxies = [metrics.auroc(-detector(z), -valid) for z in changes(sets["valid"][0]).values()]
+        seen = detector(x)
+        unseen = {key: detector(z) for key, z in tested.items()}
+        threshold = seen.quantile(0.05)
+        found[score] = {
+            "proxies": sum(proxies) / len(proxies),
+            "auroc": {key: metrics.auroc(-values, -seen) for key, values in unseen.items()},
+            "fpr95": float((unseen["other"] >= threshold).double().mean()),
+            "retained": float(right[seen >= threshold].double().mean()),
+        }
+        scores[score] = seen, unseen["other"]
+    best = max(found, key=lambda score: found[score]["proxies"])
+    common = {"accuracy": float(right.double().mean()), "draws": draws, "seconds": seconds}
+    seen, other = scores[best]
+    low, high = (float(torch.cat([seen, other]).quantile(q)) for q in (0.01, 0.99))
+    histograms = [z.clamp(low, high).histc(BINS, low, high).tolist() for z in (seen, other)]
+    common |= {"histograms": histograms, "range": [low, high]}
+    common["misses"] = other.topk(min(MISSES, len(other))).indices.tolist()
+    return {"chosen": best, **common, **found[best], "scores": found}
+
+
+def load(config: Config, dataset: str) -> dict[str, Any]:
+    """Return images for training, choosing and the test, and the other data set's."""
+    get = partial(images, root=config.data_root, smoke=config.smoke)
+    train, valid = train_and_validation(get(dataset, train=True), 1 / 12)
+    first = slice(0, config.number)
+    test, other = get(dataset, train=False), get(OTHER[dataset], train=False)[0]
+    valid, test = (tuple(values[first] for values in part) for part in (valid, test))
+    return {"train": train, "valid": valid, "test": test, "other": other[first]}
+
+
+COLUMNS = (
+    ("score chosen", lambda summary: next(iter(summary["seeds"].values()))["chosen"]),
+    ("passes", "draws", 1, 0),
+    ("accuracy (%)", "accuracy", 100, 1),
+    ("of 95 % retained", "retained", 100, 1),
+    ("AUROC, other set (%)", "auroc.other", 100, 1),
+    ("FPR95", "fpr95", 100, 1),
+    *((name, f"auroc.{name}", 100, 1) for name in ("noise", "rotated", "patches", "corrupted")),
+)
+
+
+def tables(record: dict[str, Any]) -> list[Table]:
+    """Return the chosen detectors of each data set, and every score of the residual network."""
+    made = []
+    for dataset, found in record["datasets"].items():
+        labels = {name: METHODS[name].label if name in METHODS else name for name in found}
+        rows = {labels[name]: summary for name, summary in found.items()}
+        made.append(table(f"{TITLES[dataset]} seen", rows, COLUMNS))
+        for name in chosen(OUTLIERS, tuple(found)):
+            summaries = {
+                score: {
+                    k: v["scores"][score] for k, v in found[name].items() if k in ("mean", "sd")
+                }
+                for score in found[name]["mean"]["scores"]
+            }
+            columns = (("AUROC of changes, validation (%)", "proxies", 100, 1), *COLUMNS[4:6])
+            made.append(table(f"{TITLES[dataset]}, {name}", summaries, columns))
+    return made
+
+
+def pictures(run: Run, config: Config, record: dict[str, Any]) -> Iterator[Picture]:
+    """Draw histograms of the chosen scores, and the unseen images most like seen ones."""
+    for dataset, found in record["datasets"].items():
+        with plots.style():
+            figure, axes = plt.subplots(2, len(found), figsize=(3 * len(found), 5), squeeze=False)
+        other = load(config, dataset)["other"]
+        for (name, summary), (top, bottom) in zip(found.items(), axes.T, strict=True):
+            figures = summary["seeds"][str(config.seed)]
+            edges = np.linspace(*figures["range"], BINS + 1)
+            for label, counts in zip((dataset, OTHER[dataset]), figures["histograms"], strict=True):
+                top.stairs(counts, edges, fill=True, alpha=0.5, label=TITLES[label])
+            top.set(title=name, xlabel=figures["chosen"], yticks=[])
+            grid = other[figures["misses"]][:, 0].unflatten(0, (-1, 4))
+            bottom.imshow(grid.movedim(2, 1).flatten(2).flatten(0, 1).numpy(), cmap="gray_r")
+            bottom.axis("off")
+        axes[0, 0].legend()
+        caption = (
+            f"Scores, high for images like the seen ones; {TITLES[OTHER[dataset]]} at its highest."
+        )
+        yield run.picture(figure, f"ood_{dataset}", caption)
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Trains and scores every network, prints the tables and writes the results."""
+    if config.smoke:
+        config = replace(config, datasets=config.datasets[:1], epochs=1, mlp_epochs=1, number=40)
+    run, record = Run(config, free=("datasets", "networks")), {"datasets": {}}
+    for dataset in config.datasets:
+        sets = load(config, dataset)
+        record["datasets"][dataset] = {
+            name: run.repeat(partial(measure, config, sets, name, dataset), dataset, name)
+            for name in chosen((*OUTLIERS, *POSTERIORS), config.networks)
+        }
+    return run.report(__doc__, record, tables(record), [*pictures(run, config, record)])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
