@@ -55,6 +55,8 @@ def test_a_copied_model_is_independent(network):
     assert torch.equal(draws(model, guide), expected)
 
 
+# the members share the statistics of BatchNorm, which this test does not score
+@pytest.mark.filterwarnings("ignore:BatchNorm's running statistics")
 @every_network
 @pytest.mark.parametrize("guide", sorted(ANY_MODEL))
 def test_moving_a_copy_of_both_leaves_the_original(network, guide):

@@ -118,6 +118,8 @@ PRIORS = {
 }
 
 
+# the members share the statistics of BatchNorm, which this test does not score
+@pytest.mark.filterwarnings("ignore:BatchNorm's running statistics")
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("guide", sorted(ANY_MODEL))
 def test_every_guide_predicts_as_before(tmp_path, guide, network):
@@ -443,6 +445,8 @@ def test_a_likelihood_of_ones_own_class_is_given(tmp_path):
 # --- devices, dtypes, records ---
 
 
+# the members share the statistics of BatchNorm, which this test does not score
+@pytest.mark.filterwarnings("ignore:BatchNorm's running statistics")
 @pytest.mark.parametrize("guide", ["softplus_normal", "low_rank", "flow", "ensemble"])
 def test_another_dtype(tmp_path, guide):
     pair = trained(converted({"*bias": "horseshoe", "*": "learned_normal"}), guide=guide)
