@@ -197,7 +197,10 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
         for preset in ("dropout", "ensemble5", "ensemble10", "heteroscedastic", "single", "vbll")
     },
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",
-    "ood": ("experiments/ood.py --datasets fashion_mnist --networks 'residual, outliers'"),
+    "ood": (
+        "experiments/ood.py --datasets fashion_mnist --networks 'residual, outliers' "
+        "map bbb_normal_reparam"
+    ),
     "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda",
     "paper_mnist_published": "experiments/paper_mnist.py --preset published --device cuda",
     "paper_pruning_ours": "experiments/paper_pruning.py --device cuda",
