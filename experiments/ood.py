@@ -77,32 +77,16 @@ def changes(x: Tensor) -> dict[str, Tensor]:
     }
 
 
-def layers(network: nn.Module, x: Tensor) -> Tensor:
-    """Return features of all layers, ``[n, d]``, by one pass."""
-    found: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: Any, y: Tensor) -> None:
-        found.append(torch.cat([y.mean((2, 3)), y.std((2, 3), correction=0)], 1))
-
-    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
-    hooks = [norm.register_forward_hook(keep) for norm in norms]
-    with torch.no_grad():
-        parts = [(network(rows), torch.cat(found, 1), found.clear())[1] for rows in x.split(500)]
-    for hook in hooks:
-        hook.remove()
-    return torch.cat(parts)
-
-
 def detectors(model: Any, posterior: Any, data: Data, draws: int) -> Iterator[tuple[str, Detector]]:
     """Yield detectors by name, each fitted to training images."""
     options = {"num_samples": draws, "seed": 0}
     for score in DRAWN:
         yield score, bbb.ood(model, posterior, data, score=score, **options).score_samples
     if isinstance(model, ResNet):
-        features = layers(model, data[0])
+        norms = [path for path, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
         for score in OF_LAYERS:
-            fitted = bbb.ood(nn.Identity(), None, (features, data[1]), score=score, layer="")
-            yield f"all layers, {score}", lambda x, f=fitted: f.score_samples(layers(model, x))
+            fitted = bbb.ood(model, None, data, score=score, layer=norms, seed=0)
+            yield f"all layers, {score}", fitted.score_samples
 
 
 def train(name: str, config: Config, dataset: str, seed: int, data: Data) -> tuple[Any, Any, int]:

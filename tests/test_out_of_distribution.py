@@ -170,6 +170,20 @@ def test_one_output_of_two_classes_has_their_logits():
 # --- features ---
 
 
+def test_features_of_several_layers_are_moments_of_their_channels(tmp_path):
+    layers = nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 2)
+    network = nn.Sequential(*layers)
+    x, y = torch.randn(200, 1, 4, 4), torch.arange(200) % 2
+    detector = bbb.ood(network, None, (x, y), score="mahalanobis", layer=["0", "3"])
+    maps = layers[0](x)
+    features = torch.cat([maps.mean((2, 3)), maps.std((2, 3), correction=0), network[:4](x)], 1)
+    flat = bbb.ood(nn.Identity(), None, (features.detach(), y), score="mahalanobis", layer="")
+    torch.testing.assert_close(detector.score_samples(x), flat.score_samples(features.detach()))
+    detector.save(tmp_path / "detector")
+    again = bbb.Detector.load(tmp_path / "detector", network)
+    torch.testing.assert_close(again.score_samples(x), detector.score_samples(x))
+
+
 def test_features_are_the_input_of_a_layer_before_others_change_it():
     layers = nn.Flatten(), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 6), nn.Linear(6, 2)
     network = nn.Sequential(*layers)
@@ -227,7 +241,7 @@ def test_what_cannot_be_fitted_is_an_error():
         TypeError, match="posterior must be None .* got NoneType for a BayesianModel"
     ):
         bbb.ood(model, None, (x, y))
-    with pytest.raises(ValueError, match="layer must be one of"):
+    with pytest.raises(ValueError, match="layer must be of"):
         bbb.ood(model, draws, (x, y), layer="fc9")
     with pytest.raises(ValueError, match=r"x of shape \[7, 4\] does not fit the network"):
         bbb.ood(head(), None, (x, y)).score_samples(x[:7, :4])

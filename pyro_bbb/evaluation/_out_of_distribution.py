@@ -2,7 +2,8 @@
 r"""Out-of-distribution scores of any network, and a detector that refuses inputs by them.
 
 A score $s(x)$ is high where x resembles the training data. $\phi$ are the features of x, the input
-of the network's last linear layer; f are its outputs, one for each class c.
+of the network's last linear layer, or means and standard deviations of the channels of several
+layers (Lee et al. 2018, section 2.2, average them); f are its outputs, one for each class c.
 
 ``"mahalanobis"``: $-\min_c (\phi - \mu_c)^\top \Sigma^{-1} (\phi - \mu_c)$ (Lee et al. 2018,
 eq. 2), $\mu_c$ the mean of class c in the training data, $\Sigma$ the covariance within classes.
@@ -27,7 +28,7 @@ makes them regular for any number of rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -163,7 +164,7 @@ def ood(
     train: Any,
     *,
     score: str = "ddu",
-    layer: str | None = None,
+    layer: str | Sequence[str] | None = None,
     num_samples: int = 5,
     fraction: float = 0.05,
     held_out: float = 0.1,
@@ -185,7 +186,10 @@ def ood(
             ``"max_logit"``, ``"entropy"`` or ``"mutual_information"``; see
             `docs/guide/out_of_domain.md`.
         layer: path in the network of the layer whose input, flattened, is the features. By default
-            the linear layer that runs last; ``""`` is the whole network, whose input is x.
+            the linear layer that runs last; ``""`` is the whole network, whose input is x. Of
+            several paths the features are the channels of the outputs ``[n, channels, ...]``, by
+            mean and standard deviation over positions: all BatchNorm layers separate images of
+            other sets best.
         num_samples: number of draws, each of which takes a pass.
         fraction: fraction of inputs like the training data that may be refused.
         held_out: fraction of the training rows that the score is not fitted to. Of their n scores
@@ -224,6 +228,7 @@ def ood(
         with seeded(seed), own_store(model, posterior):
             chunks = list(posterior_draws(model, posterior, rows, num_samples))
         draws = {name: torch.cat([chunk[name] for chunk in chunks]).detach() for name in chunks[0]}
+    layer = layer if layer is None or isinstance(layer, str) else list(layer)
     detector = Detector(model, draws, score, layer, [], -math.inf)
     if score in _OF_FEATURES:
         fit, _ = _OF_FEATURES[score]
@@ -236,7 +241,7 @@ def ood(
 _STATE = {  # fields that are saved
     "draws": dict[str, Tensor],
     "score": str,
-    "layer": str | None,
+    "layer": str | list[str] | None,
     "fitted": list[dict[str, Tensor]],
     "threshold": float,
 }
@@ -250,7 +255,8 @@ class Detector:
         model: the model or network; further training invalidates the detector.
         draws: draws of the latents by site name, ``[S, ...]``; none for a network.
         score: name of the score.
-        layer: path of the layer whose input is the features; ``None`` is the last linear one.
+        layer: path of the layer whose input is the features; ``None`` is the last linear one;
+            several are those whose outputs' channels are.
         fitted: what the score keeps of the training features, for each draw.
         threshold: inputs of a lower score are refused.
     """
@@ -258,7 +264,7 @@ class Detector:
     model: nn.Module = field(repr=False)
     draws: dict[str, Tensor] = field(repr=False)
     score: str
-    layer: str | None
+    layer: str | list[str] | None
     fitted: list[Fitted] = field(repr=False)
     threshold: float
 
@@ -352,13 +358,22 @@ class Detector:
         def keep_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:  # as no layer changes it
             seen["features"] = inputs[0].flatten(1).clone()
 
+        def keep_channels(_: nn.Module, inputs: Any, outputs: Any) -> None:
+            y = tensor_of(outputs).unsqueeze(-1).flatten(2)  # [n, channels, positions]
+            moments = [y.mean(2), y.std(2, correction=0)][: min(2, y.shape[2])]
+            before = [seen["features"]] if "features" in seen else []
+            seen["features"] = torch.cat([*before, *moments], 1)
+
         def keep_outputs(_: nn.Module, inputs: Any, outputs: Any) -> None:
             seen["outputs"] = tensor_of(outputs)
 
         layers = _layers(network, self.layer) if self.score in _OF_FEATURES else []
         with pyro.validation_enabled(False), evaluating(model), ExitStack() as hooks:
             for layer in layers:
-                hooks.enter_context(layer.register_forward_pre_hook(keep_input))
+                if isinstance(self.layer, list):
+                    hooks.enter_context(layer.register_forward_hook(keep_channels))
+                else:
+                    hooks.enter_context(layer.register_forward_pre_hook(keep_input))
             hooks.enter_context(network.register_forward_hook(keep_outputs))
             try:
                 if draw:
@@ -375,13 +390,15 @@ class Detector:
         return at_least_single(seen.get("features", outputs)), outputs
 
 
-def _layers(network: nn.Module, path: str | None) -> list[nn.Module]:
-    """Return the layer of that path, or all linear layers."""
-    if path is None:
+def _layers(network: nn.Module, layer: str | list[str] | None) -> list[nn.Module]:
+    """Return the layers of these paths, or all linear layers."""
+    if layer is None:
         return [m for m in network.modules() if isinstance(m, nn.Linear)]
-    if path not in (names := dict(network.named_modules())):
-        raise ValueError(f"layer must be one of {list(names)}, got {path!r}")
-    return [names[path]]
+    names = dict(network.named_modules())
+    paths = layer if isinstance(layer, list) else [layer]
+    if not paths or not all(path in names for path in paths):
+        raise ValueError(f"layer must be of {list(names)}, got {layer!r}")
+    return [names[path] for path in paths]
 
 
 def _logits(outputs: Tensor) -> Tensor:
