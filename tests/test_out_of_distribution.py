@@ -241,7 +241,7 @@ def test_what_cannot_be_fitted_is_an_error():
         TypeError, match="posterior must be None .* got NoneType for a BayesianModel"
     ):
         bbb.ood(model, None, (x, y))
-    with pytest.raises(ValueError, match="layer must be of"):
+    with pytest.raises(ValueError, match="layer must be one of"):
         bbb.ood(model, draws, (x, y), layer="fc9")
     with pytest.raises(ValueError, match=r"x of shape \[7, 4\] does not fit the network"):
         bbb.ood(head(), None, (x, y)).score_samples(x[:7, :4])

@@ -397,7 +397,7 @@ def _layers(network: nn.Module, layer: str | list[str] | None) -> list[nn.Module
     names = dict(network.named_modules())
     paths = layer if isinstance(layer, list) else [layer]
     if not paths or not all(path in names for path in paths):
-        raise ValueError(f"layer must be of {list(names)}, got {layer!r}")
+        raise ValueError(f"layer must be one of {list(names)}, or several, got {layer!r}")
     return [names[path] for path in paths]
 
 
