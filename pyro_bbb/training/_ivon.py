@@ -17,7 +17,7 @@ $\alpha$ rising from 0 over the first 5 % of a run, unless the schedule rises th
 at the Fisher information of the likelihood, the mean over each latent's entries for labels drawn
 from the model itself:
 
-$$h_0 = \max\Bigl(\overline{\hat g_\text{sum}^2}/B,\ 0.1,\ n_\text{in}/(0.6^2\lambda)-\delta\Bigr),
+$$h_0 = \max\Bigl(\overline{\hat g_\text{sum}^2}/B,\ 0.1,\ n_\text{in}/(0.4^2\lambda)-\delta\Bigr),
   \qquad \hat g_\text{sum} = \nabla\textstyle\sum_{i\le B}-\ln p(\tilde y_i|x_i, m).$$
 
 Its last term bounds the standard deviation that noise of $n_\text{in}$ weights gives a unit.
@@ -69,7 +69,7 @@ _WINDOWS = 10.0  # decay times of the Hessian in a run
 _WARMUP = 0.05  # part of a run in which alpha rises
 _MOST_STEP = 0.1  # of a weight, over alpha: that of Adam's means by default, 0.01, at alpha = 0.1
 _LEAST_HESSIAN = 0.1  # at the start; with less, LeNet-5 loses units
-_MOST_NOISE = 0.6  # at the start: std of a unit's noise at inputs of 1
+_MOST_NOISE = 0.4  # at the start: std of a unit's noise at inputs of 1
 _LOG_2PI = math.log(2 * math.pi)
 
 
