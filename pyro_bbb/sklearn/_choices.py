@@ -66,7 +66,7 @@ def hidden_layers(sizes: Any) -> list[int]:
 
 
 def make_prior(prior: Any, dtype: torch.dtype) -> Prior:
-    """Return a copy of a prior whose functions return distributions in a precision."""
+    """Return a copy of a prior, or of the default, that returns distributions in a precision."""
     copied = copy.deepcopy(as_prior(prior))
     for submodule in copied.modules():
         if isinstance(submodule, Function):

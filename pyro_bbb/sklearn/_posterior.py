@@ -40,7 +40,7 @@ from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianMLP, Offset
 from pyro_bbb.persistence import save
 from pyro_bbb.prediction import ClassificationPrediction, Prediction, leave_one_out_weights, predict
-from pyro_bbb.priors import FanInNormal, Prior, default_prior, from_guide
+from pyro_bbb.priors import FanInNormal, Prior, from_guide
 from pyro_bbb.sklearn._choices import (
     ACTIVATIONS,
     constant_outputs,
@@ -200,9 +200,8 @@ def learn(
                 f"inference='chains' samples, and the model has the trained parameter "
                 f"{learned[0]!r}: take a prior without, or inference='variational'"
             )
-    prior = default_prior() if estimator.prior is None else estimator.prior
     with seeded(seed):
-        network = _network(estimator, sizes, make_prior(prior, torch.float64), offset)
+        network = _network(estimator, sizes, make_prior(estimator.prior, torch.float64), offset)
         model, guide = _model_and_guide(estimator, network, likelihood, rows)
     return _train_guide(estimator, model, guide, rows, seed)
 
