@@ -31,6 +31,7 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution, ExpTransform, Transform, biject_to, constraints
 
 from pyro_bbb._param_store import own_store
+from pyro_bbb._utils.context import for_shapes
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 
 __all__ = ["Latent", "Latents", "base_support", "is_real", "role_of"]
@@ -283,7 +284,13 @@ def drawn(trace: Any) -> dict[str, Any]:
 def unseen(module: nn.Module) -> Iterator[None]:
     """Draw a module's sites for nobody: no handler sees them, torch's random state stays."""
     devices = {x.device.index for x in module.parameters() if x.is_cuda}
-    with GLOBAL_LOCK, torch.no_grad(), torch.random.fork_rng(devices), poutine.block():
+    with (
+        GLOBAL_LOCK,
+        torch.no_grad(),
+        torch.random.fork_rng(devices),
+        poutine.block(),
+        for_shapes(),
+    ):
         yield
 
 

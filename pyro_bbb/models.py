@@ -35,6 +35,7 @@ from pyro_bbb._utils.inputs import (
 )
 from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
 from pyro_bbb._utils.validation import count, tensor
+from pyro_bbb.distributions.improper import Improper
 from pyro_bbb.distributions.observation import Stacked, stack_draws
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.guides.scale_kl import scale_kl, scale_rows
@@ -202,6 +203,12 @@ class BayesianModel(PyroModule):
         with own_store(self), unseen(self):
             return dict(poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes())
 
+    @property
+    def has_improper_prior(self) -> bool:
+        """Return whether a declared latent has a prior without a finite integral."""
+        priors = [innermost(site["fn"]) for site in self.latent_sites().values()]
+        return any(isinstance(prior, Improper) for prior in priors)
+
     def latent_shapes(self) -> dict[str, Size]:
         """Shapes of the latents that the model declares, by site name."""
         return {name: site["value"].shape for name, site in self.latent_sites().items()}
@@ -350,7 +357,7 @@ class BayesianModel(PyroModule):
         """
         x = require_inputs(x)
         quiet = pyro.validation_enabled(False)  # outputs may be infinite
-        with own_store(self), quiet, torch.no_grad(), torch.random.fork_rng(), poutine.block():
+        with own_store(self), quiet, unseen(self):
             with evaluating(self), self._pyro_context:
                 outputs, channels_first = self._outputs_of_two(x)
                 if y is None:

@@ -14,6 +14,22 @@ from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import as_seed
 
 _PRECISION: ContextVar[torch.dtype | None] = ContextVar("network's precision", default=None)
+_ONLY_SHAPES: ContextVar[bool] = ContextVar("draws are used for their shapes", default=False)
+
+
+@contextmanager
+def for_shapes() -> Iterator[None]:
+    """Inside, a draw serves for its shape alone: a prior without draws gives other numbers."""
+    token = _ONLY_SHAPES.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_SHAPES.reset(token)
+
+
+def only_shapes() -> bool:
+    """Return whether draws serve for their shapes alone."""
+    return _ONLY_SHAPES.get()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ r"""Closed-form divergences of the guides' Normals from priors, KL[q || p] in na
 |---|---|
 | Normal | $\tfrac12(t - 1)(t + 1) - \ln t + \tfrac12 (\mu_q - \mu_p)^2 / \sigma_p^2$ |
 | Laplace | $E_q\lvert w - m\rvert / b + \ln 2b - \ln\sigma_q - \tfrac12\ln 2\pi e$ |
+| `LogUniform` | $E\ln\lvert r + \epsilon\rvert - E\ln\lvert\epsilon\rvert$ |
 
 Near t = 1 neither $t - 1$ nor $\ln t$ loses digits, as $t^2 - 1$ would: the KL of equal Normals is
 exactly 0. For $x \sim N(d, \sigma^2)$ and $r = d / \sigma$
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Laplace, Normal, kl_divergence, register_kl
 
+from pyro_bbb.distributions.improper import LogUniform
 from pyro_bbb.distributions.normal import PrunedNormal, SummedNormal
 from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, Event, batches, total, unexpanded
 
@@ -45,9 +47,23 @@ def _kl_laplace(q: SummedNormal, p: Laplace) -> Tensor:
     return mean_distance / p.scale + log_ratio + (math.log(2) - 0.5 - HALF_LOG_2PI)
 
 
+@register_kl(SummedNormal, LogUniform)
+def _kl_log_uniform(q: SummedNormal, p: LogUniform) -> Tensor:
+    r"""Return KL[q || p] of each weight, to 0.01 nats.
+
+    Molchanov et al. (2017), equation 14, of $1 / \alpha = r^2$ and plus $k_1$: exactly 0 at r = 0.
+    """
+    k1, k2, k3 = 0.63576, 1.87320, 1.48695
+    inverse_alpha = ((q.loc - p.loc) / q.scale).square()
+    # ln 0 has no finite slope; the sigmoid is 0 long before
+    log_inverse = inverse_alpha.clamp(min=torch.finfo(inverse_alpha.dtype).tiny).log()
+    return k1 * torch.sigmoid(k3 * log_inverse - k2) + 0.5 * torch.log1p(inverse_alpha)
+
+
 @register_kl(PrunedNormal, Normal)
 @register_kl(PrunedNormal, Laplace)
-def _kl_pruned(q: PrunedNormal, p: Normal | Laplace) -> Tensor:
+@register_kl(PrunedNormal, LogUniform)
+def _kl_pruned(q: PrunedNormal, p: Normal | Laplace | LogUniform) -> Tensor:
     """Return KL[q || p] of the unpruned entries, and 0 for the removed ones."""
     return kl_divergence(q.with_positive_scale(), p).where(q.unpruned, 0.0)
 

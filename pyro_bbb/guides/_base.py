@@ -24,7 +24,7 @@ from torch import Size, Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_bbb._param_store import own_param, own_store
-from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.context import evaluating, for_shapes
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.locking import lock_methods, locked
 from pyro_bbb._utils.validation import probabilities
@@ -215,7 +215,7 @@ class Guide(AutoGuide):
         """Add the latents that the model declares; subclasses call it once constructed."""
         if not hasattr(self.model, "draw_latents"):
             return
-        with torch.no_grad(), own_store(self.model):
+        with torch.no_grad(), own_store(self.model), for_shapes():
             draw_latents = poutine.block(self.model.draw_latents, expose_types=["sample"])
             trace: Any = poutine.trace(draw_latents).get_trace()
             self.add_latents(dict(trace.iter_stochastic_nodes()))
@@ -226,7 +226,7 @@ class Guide(AutoGuide):
         evaluated = evaluating(self.model) if isinstance(self.model, nn.Module) else nullcontext()
         known, frames = self.prototype_trace, self._prototype_frames
         quiet = pyro.validation_enabled(False)  # the first weights are drawn from the prior
-        with torch.no_grad(), torch.random.fork_rng(), evaluated, quiet:
+        with torch.no_grad(), torch.random.fork_rng(), evaluated, quiet, for_shapes():
             AutoGuide._setup_prototype(self, *args, **kwargs)
         trace: Any = self.prototype_trace
         self.prototype_trace = known

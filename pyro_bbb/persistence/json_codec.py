@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_bbb.distributions import ScaleMixtureNormal
+from pyro_bbb.distributions import LogUniform, ScaleMixtureNormal
 from pyro_bbb.distributions.scale_mixture import mixture_of
 from pyro_bbb.persistence.archive import Json
 
@@ -31,11 +31,13 @@ _PARAMETERS = {
     **dict.fromkeys(("Gamma", "InverseGamma"), ["concentration", "rate"]),
     **dict.fromkeys(("Cauchy", "Gumbel", "Laplace", "LogNormal", "Normal"), ["loc", "scale"]),
     **dict.fromkeys(("HalfCauchy", "HalfNormal"), ["scale"]),
+    "LogUniform": ["loc"],
     "ScaleMixtureNormal": ["pi", "sigma1", "sigma2"],
     "StudentT": ["df", "loc", "scale"],
     "Uniform": ["low", "high"],
 }
-_FAMILIES: dict[str, Any] = {name: getattr(dist, name, ScaleMixtureNormal) for name in _PARAMETERS}
+_OURS = {"LogUniform": LogUniform, "ScaleMixtureNormal": ScaleMixtureNormal}
+_FAMILIES: dict[str, Any] = {name: _OURS.get(name) or getattr(dist, name) for name in _PARAMETERS}
 _NAMES = {family: name for name, family in _FAMILIES.items()}
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 

@@ -14,6 +14,7 @@ a dict from name patterns to any of these. `make` takes a name with options:
 | ``fan_in_normal`` | `FanInNormal` | ``gain=sqrt(2)`` |
 | ``learned_scale_mixture`` | `LearnedScaleMixture` | ``pi=.5``, ``sigma1=1``, ``sigma2=.1`` |
 | ``learned_normal`` | `LearnedNormal` | ``scale=1`` |
+| ``log_uniform`` | `LogUniform`, for pruning | |
 | ``horseshoe`` | `HierarchicalNormal`, half-Cauchy scale | ``scale=1``, ``per="unit"`` |
 | ``inverse_gamma`` | `HierarchicalNormal` | ``concentration=1``, ``rate=1``, ``per="layer"`` |
 

@@ -61,11 +61,11 @@ class UndertrainedWarning(UserWarning):
 def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> list[float] | None:
     """Return the best negative ELBO and data cost of posteriors that ignore the data.
 
-    They are in nats per example; ``None`` where none is finite. The 25 passes cost less than the
-    training: one of fewer steps has no baseline, and they see at most 256 examples, a hundredth of
-    those that the training sees, or a minibatch.
+    They are in nats per example; ``None`` where none is finite or a prior is improper. The 25
+    passes cost less than the training: one of fewer steps has no baseline, and they see at most 256
+    examples, a hundredth of those that the training sees, or a minibatch.
     """
-    if num_steps < PASSES:
+    if num_steps < PASSES or batches.model.has_improper_prior:  # which has no scale
         return None
     size = (batches.batch_size or len(batches.examples[1])) * batches.accumulate
     x, y = batches.spread(max(size, num_steps * size // 100))

@@ -414,6 +414,11 @@ def _check(guide: Any, options: Options, num_batches: int) -> None:
             "optimizer 'ivon' trains a guide of independent Normals, AutoSoftplusNormal(model), "
             f"got {type(guide).__name__}: take that guide, or another optimizer"
         )
+    if options.model.has_improper_prior:
+        raise ValueError(
+            "optimizer 'ivon' needs proper priors, whose gradients at draws of the weights have a "
+            "variance: take another optimizer, or a prior such as 'scale_mixture'"
+        )
     if options.estimator != "reparam":
         raise ValueError(
             "optimizer 'ivon' needs estimator='reparam': its Hessian comes from the noise of the "

@@ -101,8 +101,25 @@ def objective(
     num_particles: int,
     estimator: str,
 ) -> MinibatchELBO:
-    """Return the objective, with several draws at once where that is faster."""
+    """Return the objective, with several draws at once where that is faster.
+
+    With an improper prior the default is the KL in closed form: the gradient of a sampled one has
+    infinite variance.
+
+    Raises:
+        ValueError: a prior is improper, and the guide has no closed-form KL from it.
+    """
+    if model.has_improper_prior:
+        if not (isinstance(guide, Guide) and all(x.is_factorised for x in guide.members)):
+            raise ValueError(
+                "guide must have the KL from an improper prior in closed form, as "
+                "AutoSoftplusNormal(model) and ensembles of it have, got "
+                f"{type(guide).__name__}; or take a proper prior, such as 'scale_mixture'"
+            )
+        loss = "mean_field" if loss is None else loss
     elbo = minibatch_elbo(loss, num_particles)
+    if model.has_improper_prior and not elbo.closed_form:
+        raise ValueError(f"loss must be 'mean_field' with an improper prior, got {loss!r}")
     if isinstance(guide, ClosedForm) and (loss is None or elbo.closed_form):
         draws_nothing = estimator == "reparam" and elbo.num_particles == 1
         require("a closed form without draws", {"estimator 'reparam' of one": not draws_nothing})

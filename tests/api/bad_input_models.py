@@ -159,6 +159,7 @@ PRIORS = [
             "normal": {"scale": 1.0, "loc": 0.0},
             "laplace": {"scale": 1.0},
             "student_t": {"df": 3.0, "scale": 1.0},
+            "log_uniform": {},
             "scale_mixture": {"pi": 0.5, "sigma1": 1.0, "sigma2": 0.1},
             "horseshoe": {"scale": 1.0, "per": "unit"},
             "inverse_gamma": {"concentration": 1.0, "rate": 1.0, "per": "unit"},
