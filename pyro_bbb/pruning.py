@@ -54,27 +54,37 @@ def signal_to_noise(guide: PrunableGuide) -> dict[str, Tensor]:
     return {name: (m.abs() / s).where(m != 0, 0.0) for name, (m, s) in moments.items()}
 
 
-def prune(guide: G, fraction: float) -> G:
+def prune(guide: G, fraction: float | None = None, *, threshold: float | None = None) -> G:
     """Remove the weights of lowest signal-to-noise ratio, all layers and biases ranked together.
+
+    Give either ``fraction`` or ``threshold``.
 
     Args:
         guide: a trained guide; not changed.
         fraction: fraction of the weights to remove, in [0, 1]; those already removed count.
+        threshold: ratio below which weights are removed; after training with a prior that prunes,
+            0.22 (Molchanov et al. 2017, by the logarithm of its inverse square, above 3).
 
     Returns:
         A new guide, in which removed weights are exactly 0 with scale exactly 0, also in further
         training.
 
     Raises:
-        ValueError: the fraction is outside [0, 1].
+        ValueError: the fraction is outside [0, 1], the threshold negative, or not exactly one of
+            them is given.
         TypeError: the guide has no posterior mean and scale per weight.
     """
-    fraction = checks.fraction("fraction", fraction)
+    if (fraction is None) == (threshold is None):
+        got = f"fraction={fraction!r} and threshold={threshold!r}"
+        raise ValueError(f"prune must have either fraction or threshold, got {got}")
     ratios = signal_to_noise(guide)
     flat = torch.cat([ratio.flatten() for ratio in ratios.values()])
-    lowest = flat.argsort(stable=True)[: round(fraction * len(flat))]
-    removed = torch.zeros_like(flat, dtype=torch.bool)
-    removed[lowest] = True
+    if threshold is not None:
+        removed = flat < checks.at_least_zero("threshold", threshold)
+    else:
+        fraction = checks.fraction("fraction", fraction)
+        removed = torch.zeros_like(flat, dtype=torch.bool)
+        removed[flat.argsort(stable=True)[: round(fraction * len(flat))]] = True
     by_site = removed.split([ratio.numel() for ratio in ratios.values()])
     masks = {name: m.view_as(ratios[name]) for name, m in zip(ratios, by_site, strict=True)}
     return guide.without(masks)

@@ -75,6 +75,20 @@ def test_removes_exactly_the_lowest_ratios_of_all_layers_together(fraction):
     assert (ratios == 0).sum() == count and not ratios.isnan().any()
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.22, 3.0, 1e9])
+def test_a_threshold_removes_the_ratios_below_it(threshold):
+    _, guide = make()
+    below = {
+        (name, i)
+        for name, ratios in ratios_by_hand(guide).items()
+        for i, ratio in enumerate(ratios.flatten())
+        if ratio < threshold
+    }
+    pruned = bbb.prune(guide, threshold=threshold)
+    assert removed(pruned) == below
+    assert removed(bbb.prune(pruned, threshold=threshold / 2)) == below
+
+
 def test_the_rest_and_the_original_stay_as_they_are():
     _, guide = make()
     before = {name: value.clone() for name, value in guide.named_parameters()}

@@ -564,8 +564,15 @@ AFTER = [
         lambda: {"guide": of_labels()["guide"], "fraction": 0.5},
         ("fraction", 1.5, r"fraction must be in \[0, 1\], got 1.5"),
         ("fraction", True, "fraction must be a number, got True"),
+        ("fraction", None, "either fraction or threshold, got fraction=None"),
+        ("threshold", 0.2, "either fraction or threshold, got fraction=0.5 and threshold=0.2"),
         *NO_MEANS,
-        fine=[{"fraction": 1.0}, {"fraction": 0}],
+        fine=[
+            {"fraction": 1.0},
+            {"fraction": 0},
+            {"fraction": None, "threshold": 0.2},
+            {"fraction": None, "threshold": 0},
+        ],
     ),
     row("signal_to_noise", lambda: {"guide": of_labels()["guide"]}, *NO_MEANS),
     row(
