@@ -17,6 +17,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ from pyro_bbb.distributions.summed_event import HALF_LOG_2PI
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.covariance import Diagonal, PartsNormal
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
-from pyro_bbb.latents import Latent, Site
+from pyro_bbb.latents import Latent, Latents, Site
 
 _HEAD = ["latent", "shape", "loc, root mean square", "scale, median"]  # of a table in a notebook
 
@@ -212,6 +213,30 @@ class AutoSoftplusNormal(Guide):
             new.loc(name)[mask] = 0.0
             new._parameter("rhos", name).detach()[mask] = -math.inf
         new._pruned = True
+        return new
+
+    def narrowed(
+        self, model: Any, takes: Mapping[str, Callable[[Tensor], Tensor]]
+    ) -> AutoSoftplusNormal:
+        """Return a copy for a narrower copy of the model.
+
+        Args:
+            model: a model with the latents of this guide's, some of them with fewer entries.
+            takes: functions from a tensor of an old latent's shape to the entries that the new one
+                has, by site name.
+        """
+        new = copy.deepcopy(self, {id(self.model): model})
+        for name, take in takes.items():
+            for group in ("locs", "rhos"):
+                parameter = self._parameter(group, name)
+                new._add_parameter(group, name, take(parameter))
+                new._parameter(group, name).requires_grad_(parameter.requires_grad)
+        shapes = {name: new.loc(name).shape for name in takes}
+        new._latents = Latents(
+            replace(latent, shape=shapes.get(name, latent.shape))
+            for name, latent in self._latents.items()
+        )
+        new._pruned = not all(mask.all() for mask in new.unpruned.values())
         return new
 
     @property

@@ -173,7 +173,12 @@ class BayesianMLP(nn.Sequential, PyroModule):
                 layers[f"activation{i - 1}"] = activation()
             layers[f"fc{i}"] = BayesianLinear(n_in, n_out, prior=full.scoped(f"fc{i}"))
         super().__init__(layers)
-        self.sizes = tuple(sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of inputs, of each hidden layer's units, and of outputs."""
+        layers = [layer for layer in self if isinstance(layer, nn.Linear)]
+        return layers[0].in_features, *(layer.out_features for layer in layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return outputs ``[batch, sizes[-1]]`` for inputs ``[batch, sizes[0]]``.
@@ -182,8 +187,9 @@ class BayesianMLP(nn.Sequential, PyroModule):
             ValueError: the inputs have another shape.
         """
         x = tensor("x", x)
-        if x.dim() < 2 or x.shape[-1] != self.sizes[0]:
-            raise ValueError(f"expected x of shape [batch, {self.sizes[0]}], got {list(x.shape)}")
+        inputs = self.sizes[0]
+        if x.dim() < 2 or x.shape[-1] != inputs:
+            raise ValueError(f"expected x of shape [batch, {inputs}], got {list(x.shape)}")
         outputs: Tensor = super().forward(x)
         return outputs
 
@@ -222,6 +228,7 @@ class BayesianLeNet5(nn.Sequential, PyroModule):
     """
 
     plain_class = nn.Sequential
+    input_shape = (1, 28, 28)
 
     def __init__(self, num_classes: int = 10, *, prior: PriorLike | None = None) -> None:
         num_classes = count("num_classes", num_classes)
@@ -245,7 +252,7 @@ class BayesianLeNet5(nn.Sequential, PyroModule):
             ValueError: the images have another shape.
         """
         x = tensor("x", x)
-        if x.dim() != 4 or x.shape[1:] != (1, 28, 28):
+        if x.dim() != 4 or x.shape[1:] != self.input_shape:
             raise ValueError(f"expected x of shape [batch, 1, 28, 28], got {list(x.shape)}")
         outputs: Tensor = super().forward(x)
         return outputs

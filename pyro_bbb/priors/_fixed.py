@@ -46,7 +46,10 @@ class FanInNormal(Prior):
         fan_in = math.prod(shape[1:])
         key = str(fan_in)
         if key not in self.by_fan_in:
-            self.by_fan_in[key] = Independent(dist.Normal(0.0, self.gain / math.sqrt(fan_in)))
+            new = Independent(dist.Normal(0.0, self.gain / math.sqrt(fan_in)))
+            for known in self.by_fan_in.values():  # which may have moved to another device
+                new.to(known.distribution.scale)  # type: ignore[union-attr,arg-type]
+            self.by_fan_in[key] = new
         distribution: Distribution = self.by_fan_in[key](module, name, shape)
         return distribution
 

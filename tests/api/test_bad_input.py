@@ -57,6 +57,7 @@ EXEMPT = {
     "likelihoods.*.without_ignored": "a step of the model, with its observations",
     "elbo.*": "steps of fit and negative_elbo, with their arguments",
     "*.draw": "a step of elbo.terms",
+    "*.narrowed": "a step of prune",
     "*.sampler": "a step of predict",
     "*.before_epoch": "a step of fit",
     "*.output_moments": "a step of predict, with its arguments",

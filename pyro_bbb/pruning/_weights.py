@@ -8,7 +8,7 @@ removed with little effect.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 import pyro.distributions as dist
 import torch
@@ -16,6 +16,10 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_bbb._utils import validation as checks
+from pyro_bbb.pruning._units import remove_units
+
+if TYPE_CHECKING:
+    from pyro_bbb.models import BayesianModel
 
 __all__ = ["PrunableGuide", "keeping", "prune", "signal_to_noise"]
 
@@ -54,36 +58,83 @@ def signal_to_noise(guide: PrunableGuide) -> dict[str, Tensor]:
     return {name: (m.abs() / s).where(m != 0, 0.0) for name, (m, s) in moments.items()}
 
 
-def prune(guide: G, fraction: float | None = None, *, threshold: float | None = None) -> G:
-    """Remove the weights of lowest signal-to-noise ratio, all layers and biases ranked together.
+@overload
+def prune(
+    guide: G,
+    fraction: float | None = None,
+    *,
+    threshold: float | None = None,
+    units: Literal[False] = False,
+    x: None = None,
+) -> G: ...
 
-    Give either ``fraction`` or ``threshold``.
+
+@overload
+def prune(
+    guide: G,
+    fraction: float | None = None,
+    *,
+    threshold: float | None = None,
+    units: Literal[True],
+    x: Any = None,
+) -> tuple[BayesianModel, G]: ...
+
+
+def prune(
+    guide: Any,
+    fraction: float | None = None,
+    *,
+    threshold: float | None = None,
+    units: bool = False,
+    x: Any = None,
+) -> Any:
+    r"""Remove the weights, or whole units, of lowest signal-to-noise ratio.
+
+    All layers and biases are ranked together. Give either ``fraction`` or ``threshold``.
+
+    With ``units=True`` the network becomes narrower. A unit is an output of a linear layer or a
+    channel of a convolution. Its ratio is $\sqrt{\sum\mu^2 / \sum\sigma^2}$ of its incoming weights
+    and bias, or of its outgoing weights, whichever is lower. Units without incoming or without
+    outgoing weights always go; without ``fraction`` and ``threshold`` no others do. A unit stays
+    if a later layer reads it together with others (residual sums, layer normalisation, attention),
+    if it is an output of the network, or the last one of its layer. Priors are those of the
+    narrower layers: `priors.FanInNormal` widens.
 
     Args:
         guide: a trained guide; not changed.
-        fraction: fraction of the weights to remove, in [0, 1]; those already removed count.
-        threshold: ratio below which weights are removed; after training with a prior that prunes,
-            0.22 (Molchanov et al. 2017, by the logarithm of its inverse square, above 3).
+        fraction: fraction of the weights to remove, in [0, 1]; those already removed count. With
+            ``units=True``, fraction of the units that can be removed.
+        threshold: ratio below which weights or units are removed; of weights, after training with a
+            prior that prunes, 0.22 (Molchanov et al. 2017, by the logarithm of its inverse square,
+            above 3).
+        units: whether whole units are removed.
+        x: inputs of the network, ``[n, ...]``, with ``units=True``. The first is run to find which
+            layers read a unit. Only needed if its shape does not follow from the network.
 
     Returns:
         A new guide, in which removed weights are exactly 0 with scale exactly 0, also in further
-        training.
+        training. With ``units=True`` a new model and its guide, without the removed units, which
+        predict as the old ones do after removal of these units' weights.
 
     Raises:
-        ValueError: the fraction is outside [0, 1], the threshold negative, or not exactly one of
-            them is given.
+        ValueError: the fraction is outside [0, 1], the threshold negative, both are given, or
+            neither without ``units=True``; the network has no units that can be removed, its
+            forward pass states their number, or ``x`` is missing.
         TypeError: the guide has no posterior mean and scale per weight.
     """
-    if (fraction is None) == (threshold is None):
+    if fraction is not None and threshold is not None or not units and fraction is threshold:
         got = f"fraction={fraction!r} and threshold={threshold!r}"
         raise ValueError(f"prune must have either fraction or threshold, got {got}")
-    ratios = signal_to_noise(guide)
-    flat = torch.cat([ratio.flatten() for ratio in ratios.values()])
-    if threshold is not None:
-        removed = flat < checks.at_least_zero("threshold", threshold)
-    else:
+    if fraction is not None:
         fraction = checks.fraction("fraction", fraction)
-        removed = torch.zeros_like(flat, dtype=torch.bool)
+    if threshold is not None:
+        threshold = checks.at_least_zero("threshold", threshold)
+    ratios = signal_to_noise(guide)
+    if units:
+        return remove_units(guide, fraction, threshold, x)
+    flat = torch.cat([ratio.flatten() for ratio in ratios.values()])
+    removed = flat < (threshold or 0.0)
+    if fraction is not None:
         removed[flat.argsort(stable=True)[: round(fraction * len(flat))]] = True
     by_site = removed.split([ratio.numel() for ratio in ratios.values()])
     masks = {name: m.view_as(ratios[name]) for name, m in zip(ratios, by_site, strict=True)}

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pruning: weights that are removed, and whole units, which leave a narrower network.
+
+``_weights.py`` fixes single weights at 0, and ``_units.py`` takes units out of their layers.
+
+Imports the packages up to `latents`.
+"""
+
+from pyro_bbb.pruning._weights import PrunableGuide, keeping, prune, signal_to_noise
+
+__all__ = ["PrunableGuide", "keeping", "prune", "signal_to_noise"]
