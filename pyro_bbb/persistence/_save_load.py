@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`save` and `load`: a model and its guide or chains as a folder of two files.
 
-``tensors-<hash>.safetensors`` holds parameters and buffers; ``spec.json`` describes the network,
-priors, likelihood and guide by registered names. Loading executes nothing from either.
+``tensors-<hash>.safetensors`` (deflated: ``.safetensors.zlib``) holds parameters and buffers;
+``spec.json`` describes the network, priors, likelihood and guide by registered names. Loading
+executes nothing from either.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pyro_bbb.networks import copy_sharing
 from pyro_bbb.persistence._blueprint import build, describe
 from pyro_bbb.persistence.archive import Json, read, write
 from pyro_bbb.persistence.json_codec import CannotDescribe
+from pyro_bbb.persistence.quantization import dequantize, quantize
 from pyro_bbb.persistence.state import State, add_base, cpu_copy, is_adapted, take_base
 
 Record = dict[str, Any]
@@ -87,6 +89,7 @@ def save(
     guide: Any,
     *,
     metadata: Mapping[str, Json] | None = None,
+    compressed: bool = False,
 ) -> None:
     """Save a model and its guide, replacing an earlier save in one step.
 
@@ -104,6 +107,10 @@ def save(
         guide: one of `guides.GUIDES` for that model, trained, pruned or fresh; or the `Chains` of
             a sampler, whose draws are saved in float32 (fewer of them by `Chains.thin`).
         metadata: further content of JSON's types, such as `History.as_dict` or scores.
+        compressed: deflate the tensors, and round what an `AutoSoftplusNormal`, or an ensemble of
+            them, has: means by at most half a standard deviation, which costs 1/24 nat a weight on
+            average, and standard deviations by at most 3.2 %. Only the weights left of a pruned
+            guide take room. All other tensors stay exact.
 
     Raises:
         TypeError: an argument is of another kind, or metadata has no form in JSON.
@@ -118,7 +125,11 @@ def save(
         content = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise type(error)(f"metadata must be of JSON's types, and finite: {error}") from error
-    write(folder, "model", *_content(model, guide, content))
+    kind("compressed", compressed, bool)
+    spec, tensors = _content(model, guide, content)
+    if compressed:
+        spec["quantized"] = quantize(guide, "guide.", tensors)
+    write(folder, "model", spec, tensors, deflated=compressed)
 
 
 @locked
@@ -159,6 +170,9 @@ def load(
         kind("likelihood", likelihood, Likelihood)
     spec, tensors = read(_folder(path), "model")
     with torch.random.fork_rng(devices=[]), loading(path, spec.get("versions")):
+        quantized = spec.pop("quantized", {})
+        require_form(quantized, dict[str, str], "quantized")
+        dequantize(quantized, tensors)
         require_form(spec, _FORM)
         loaded = _load(spec, tensors, {"network": network, "likelihood": likelihood})
     model, guide = (module.to(device=target, dtype=dtype) for module in loaded)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,7 +34,7 @@ from pyro_bbb._utils.files import (
 )
 
 Json: TypeAlias = Any
-FORMAT, VERSION = "pyro_bbb", 1
+FORMAT, VERSION = "pyro_bbb", 2  # 1 had no deflated tensors
 READERS = {  # of each kind of saved folder
     "model": "bbb.load",
     "wide network": "BayesianRegressor.load",
@@ -43,15 +45,34 @@ READERS = {  # of each kind of saved folder
 }
 _SPEC = "spec.json"
 _MOST = 8  # differences that an error lists
-_TENSORS = r"tensors-[0-9a-f]{16}\.safetensors"
+_TENSORS = r"tensors-[0-9a-f]{16}\.safetensors(\.zlib)?"
 _LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}(\.\w+)?")
 
 
-def write(folder: Path, kind: str, spec: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
+@dataclass(frozen=True)
+class _Identity:
+    """Hash and sizes of the file of tensors, as its description states them."""
+
+    sha256: str
+    bytes: int
+    inflated: int = 0  # bytes of the content of a deflated file
+
+
+def write(
+    folder: Path,
+    kind: str,
+    spec: Mapping[str, Json],
+    tensors: Mapping[str, Tensor],
+    *,
+    deflated: bool = False,
+) -> None:
     """Write or replace a folder of one of the kinds in `READERS`, with contiguous CPU tensors."""
     data = serialise(dict(tensors))
-    identity = {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
-    text = seal({"tensors": identity, "kind": kind, **spec}, FORMAT, VERSION)
+    identity: dict[str, Json] = {"inflated": len(data)} if deflated else {}
+    data = zlib.compress(data, level=9) if deflated else data
+    identity |= {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
+    content = {"tensors": identity, "kind": kind, **spec}
+    text = seal(content, FORMAT, VERSION if deflated else 1)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, wait=True):
         before, now = _present_tensors(folder), _tensors_name(identity)
@@ -80,11 +101,14 @@ def read(folder: Path, kind: str) -> tuple[dict[str, Json], dict[str, Tensor]]:
             if read_file(folder / _SPEC) != text:
                 continue  # another process has just replaced both
             raise LoadError(f"{file} is missing, which {_SPEC} describes") from error
-        if sha256(data).hexdigest() != spec.pop("tensors")["sha256"]:
+        identity = spec.pop("tensors")
+        if sha256(data).hexdigest() != identity["sha256"]:
             raise LoadError(f"{file} is altered: it does not have the sha256 that {_SPEC} states")
         try:
+            if size := identity.get("inflated"):
+                data = zlib.decompressobj().decompress(data, size)
             return spec, parse(data)
-        except SafetensorError as error:
+        except (SafetensorError, zlib.error, ValueError, OverflowError) as error:
             raise LoadError(f"{file} holds no tensors: {error}") from error
 
 
@@ -119,7 +143,7 @@ def _read_spec(folder: Path) -> tuple[bytes, dict[str, Json]]:
     path = folder / _SPEC
     spec = unseal(text := read_file(path), path, FORMAT, VERSION)
     with loading(path):
-        require_form(spec.get("tensors"), {"sha256": str, "bytes": int}, "tensors")
+        require_form(spec.get("tensors"), _Identity, "tensors")
     if not HASH.fullmatch(spec["tensors"]["sha256"]):
         raise LoadError(f"{path} must give the file of tensors a sha256")
     return text, spec
@@ -134,7 +158,8 @@ def _present_tensors(folder: Path) -> str | None:
 
 
 def _tensors_name(identity: dict[str, Json]) -> str:
-    return f"tensors-{identity['sha256'][:16]}.safetensors"
+    suffix = ".zlib" if "inflated" in identity else ""
+    return f"tensors-{identity['sha256'][:16]}.safetensors{suffix}"
 
 
 @contextmanager

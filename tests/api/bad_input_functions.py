@@ -1118,6 +1118,7 @@ FILES = [
         ("metadata", {"loss": X}, "metadata must be of JSON's types"),
         ("model", classifier().network, "model must be a BayesianModel, got BayesianMLP"),
         ("model", derived(), "model must be a BayesianModel, got Derived"),
+        ("compressed", 1, "compressed must be a bool, got int"),
         ("guide", of_other_names(), "guide must have the model's lat"),
         ("guide", AutoNormal(classifier()), "guide must be one of .*AutoNormal"),
         ("path", __file__, "File exists"),

@@ -34,8 +34,8 @@ def number_of(path):
     return number
 
 
-def save(path, number):
-    bbb.save(path, *pair(number), metadata={"number": number})
+def save(path, number, **options):
+    bbb.save(path, *pair(number), metadata={"number": number}, **options)
 
 
 @pytest.fixture
@@ -49,15 +49,17 @@ def spec_of(path):
 
 
 def tensors_of(path):
-    (file,) = path.glob("*.safetensors")
+    (file,) = path.glob("tensors-*")
     return file
 
 
 # --- damage ---
 
 
+@pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("name", ["spec.json", "tensors"])
-def test_any_altered_byte_truncation_or_growth_is_noticed(saved, name):
+def test_any_altered_byte_truncation_or_growth_is_noticed(saved, name, compressed):
+    save(saved, 0.0, compressed=compressed)
     file, rng = saved / name if name == "spec.json" else tensors_of(saved), random.Random(0)
     content = file.read_bytes()
     lengths = [0, 1, len(content) - 1, *(rng.randrange(len(content)) for _ in range(20))]
@@ -70,7 +72,7 @@ def test_any_altered_byte_truncation_or_growth_is_noticed(saved, name):
         with pytest.raises(LoadError, match=r"spec\.json|safetensors"):
             bbb.load(saved)
     file.write_bytes(content)
-    assert number_of(saved) == 1.0
+    assert number_of(saved) == 0.0
 
 
 def test_every_error_says_what_is_wrong(saved):
@@ -82,8 +84,8 @@ def test_every_error_says_what_is_wrong(saved):
         ("{}", "is of something else: its 'format' must be 'pyro_bbb'"),
         (text.replace('"pyro_bbb"', '"other"', 1), "is of something else"),
         (
-            text.replace('"version": 1', '"version": 2', 1),
-            r"version 2, this pyro_bbb reads up to 1",
+            text.replace('"version": 1', '"version": 3', 1),
+            r"version 3, this pyro_bbb reads up to 2",
         ),
         (text.replace('"version": 1', '"version": true', 1), "'version' must be a positive"),
         (text.replace('"version": 1', '"version": 0', 1), "'version' must be a positive"),
@@ -224,6 +226,16 @@ def test_nothing_in_the_files_is_executed(saved, monkeypatch, tmp_path):
     with pytest.raises(LoadError, match="no longer JSON"):
         bbb.load(saved)
     assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1, 2**70])
+def test_a_deflated_file_of_another_size_is_refused(saved, size):
+    save(saved, 2.0, compressed=True)
+    assert (spec := spec_of(saved))["version"] == 2
+    spec["tensors"]["inflated"] = size
+    forge(saved, spec)
+    with pytest.raises(LoadError, match="safetensors.* holds no tensors"):
+        bbb.load(saved)
 
 
 def test_a_layer_gets_its_own_arguments_only(tmp_path):

@@ -43,9 +43,9 @@ def predicted(loaded):
     bbb.predict(model, guide, X, num_samples=2, seed=0).log_prob(Y)
 
 
-def saved(*parts, **options):
+def saved(*parts, compressed=False, **options):
     def write(folder):
-        bbb.save(folder, *parts)
+        bbb.save(folder, *parts, compressed=compressed)
         return folder / "spec.json", lambda: predicted(bbb.load(folder, **options))
 
     return write
@@ -119,6 +119,7 @@ def tabled(folder):
 
 CASES = {
     "model": saved(*mixed()),
+    "compressed": saved(*mixed(), compressed=True),
     "ensemble": saved(*mixed("ensemble", size=2)),
     "adapters": saved(*adapted(), network=adapted()[0].network),
     "checkpoint": trained,
