@@ -110,7 +110,8 @@ def save(
         compressed: deflate the tensors, and round what an `AutoSoftplusNormal`, or an ensemble of
             them, has: means by at most half a standard deviation, which costs 1/24 nat a weight on
             average, and standard deviations by at most 3.2 %. Only the weights left of a pruned
-            guide take room. All other tensors stay exact.
+            guide take room. All other tensors stay exact. The weights that a network had
+            before `bayesianize` are left out.
 
     Raises:
         TypeError: an argument is of another kind, or metadata has no form in JSON.
@@ -128,6 +129,10 @@ def save(
     kind("compressed", compressed, bool)
     spec, tensors = _content(model, guide, content)
     if compressed:
+        for name in model.initial_locs():
+            layer, _, _ = name.rpartition(".")
+            if getattr(model.get_submodule(layer), "padding_idx", None) is None:
+                tensors.pop(_INITIAL + name, None)  # as large as the dense network
         spec["quantized"] = quantize(guide, "guide.", tensors)
     write(folder, "model", spec, tensors, deflated=compressed)
 

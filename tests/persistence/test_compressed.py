@@ -140,6 +140,15 @@ def test_a_68th_of_the_weights_takes_a_50th_of_the_bytes(tmp_path):
     assert num_bytes(tmp_path) < 4 * 266_610 / 50
 
 
+def test_weights_of_before_bayesianize_take_no_room(tmp_path):
+    network = bbb.bayesianize(torch.nn.Linear(784, 300))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=9)
+    guide = bbb.prune(bbb.AutoSoftplusNormal(model), 1 - 1 / 68)
+    _, loaded = compressed(tmp_path, model, guide)
+    assert num_bytes(tmp_path) < 4 * 784 * 300 / 50
+    assert loaded.unpruned["network.weight"].equal(guide.unpruned["network.weight"])
+
+
 # --- damaged and forged files ---
 
 
