@@ -2,6 +2,8 @@
 """Networks without some of their units: which ones go, and the predictions of what is left."""
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
@@ -190,3 +192,188 @@ def test_without_fraction_and_threshold_only_dead_units_go_and_predictions_stay(
     assert narrow.unpruned and not narrow.unpruned["network.fc1.weight"][1].any()
     again, dense = bbb.prune(guide, units=True)
     assert again.network.sizes == (4, 8, 7, 3) and not dense.unpruned
+
+
+def layers(*widths):
+    pairs = zip(widths[:-1], widths[1:], strict=True)
+    modules = [m for a, b in pairs for m in (nn.Linear(a, b), nn.Tanh())]
+    return nn.Sequential(*modules[:-1])
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(4, 4) for _ in range(4))
+        self.c.weight = self.b.weight
+        self.e, self.top = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        for layer in (self.a, self.b, self.c, self.d, self.d, self.e):
+            x = torch.tanh(layer(x))
+        return self.top(x)
+
+
+STAYING = {  # networks, inputs, and the layers whose number of outputs falls
+    "tied and repeated": (Tied, torch.randn(5, 4), {"e"}),
+    "grouped": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 6, 1), nn.PReLU(6), nn.Conv2d(6, 6, 3, groups=2), nn.PReLU()),
+            *(nn.Conv2d(6, 8, 1), nn.PReLU(8), nn.ConvTranspose2d(8, 6, 1), nn.PReLU()),
+            *(nn.Conv2d(6, 3, 2), nn.Flatten()),
+        ),
+        torch.randn(5, 2, 4, 4),
+        {"4", "6"},
+    ),
+    "transformer": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 8),
+            nn.TransformerEncoderLayer(8, 2, 12, batch_first=True),
+            nn.Flatten(),
+            nn.Linear(56, 3),
+        ),
+        torch.randn(5, 7, 4),
+        {"1.linear1"},
+    ),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), *layers(8, 6, 3)),
+        torch.randint(9, (5, 2)),
+        {"2"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STAYING)
+def test_units_that_cannot_be_separated_stay(case):
+    build, x, narrower = STAYING[case]
+    network = bbb.bayesianize(build())
+    model, guide = trained(network)
+    narrow_model, narrow = bbb.prune(guide, 1.0, units=True, x=x)
+    biases = {k: (guide.loc(k), narrow.loc(k)) for k in guide.site_names if k.endswith("bias")}
+    fallen = {k for k, (wide, left) in biases.items() if len(left) < len(wide)}
+    assert fallen == {f"network.{layer}.bias" for layer in narrower}
+    assert bbb.predict(narrow_model, narrow, x, num_samples=2).probs.shape[0] == 5
+
+
+@pytest.mark.parametrize("where", ["0", "2", "4"])
+def test_ordinary_layers_become_narrower_too(where):
+    """The units of two ordinary layers have no ratio and stay."""
+    model, guide = trained(bbb.bayesianize(layers(4, 8, 6, 3), where=where))
+    narrow_model, narrow = bbb.prune(guide, 0.5, units=True)
+    network, wide = narrow_model.network, model.network
+    widths = [network[0].out_features, network[2].out_features]
+    assert (widths[0] < 8) == (where in "02") and (widths[1] < 6) == (where in "24")
+    draw = guide.median()
+    for reader in (2, 4):  # columns of units that went, as 0 in the wide network
+        units = (
+            wide[reader - 2].bias
+            if where != str(reader - 2)
+            else guide.loc(f"network.{where}.bias")
+        )
+        left = (
+            network[reader - 2].bias
+            if where != str(reader - 2)
+            else narrow.loc(f"network.{where}.bias")
+        )
+        goes = ~torch.isin(units, left)
+        weight = (
+            draw[f"network.{where}.weight"] if where == str(reader) else wide[reader].weight.data
+        )
+        weight[:, goes] = 0
+    x = torch.randn(5, 4).double()
+    before = bbb.predict(model, {k: v[None] for k, v in draw.items()}, x).probs
+    after = bbb.predict_mean(narrow_model, narrow, x).probs
+    torch.testing.assert_close(after, before)
+    bbb.fit(
+        narrow_model, narrow, (x.repeat(2, 1)[:6], torch.arange(6) % 3), epochs=1, progress=False
+    )
+
+
+PRIORS = ["horseshoe", "learned_normal", "learned_scale_mixture", "inverse_gamma", "log_uniform"]
+
+
+@pytest.mark.parametrize("prior", [*PRIORS, {"*.weight": "horseshoe", "*": "laplace"}])
+def test_a_prior_becomes_narrower_with_its_weights(prior, tmp_path):
+    model, guide = trained(bbb.BayesianMLP([4, 8, 6, 3], prior=prior))
+    locs = {k: v for k, v in model.named_parameters() if k.endswith("_prior_loc")}
+    with torch.no_grad():
+        for loc in locs.values():
+            loc.normal_()
+    narrow_model, narrow = bbb.prune(guide, 0.5, units=True)
+    shapes = narrow_model.latent_shapes()
+    assert shapes == narrow.latent_shapes() != guide.latent_shapes()
+    stays = torch.isin(guide.loc("network.fc1.bias"), narrow.loc("network.fc1.bias"))
+    for name in ("network.fc1.weight_prior_scale", "network.fc1.weight_prior_loc"):
+        for values, left in ((locs, dict(narrow_model.named_parameters())),):
+            if name in values:
+                assert torch.equal(left[name], values[name][stays])
+        if name in shapes:
+            assert torch.equal(narrow.loc(name), guide.loc(name)[stays])
+    loss = "mean_field" if prior == "log_uniform" else None
+    data = torch.randn(6, 4), torch.arange(6) % 3
+    bbb.fit(narrow_model, narrow, data, epochs=1, progress=False, loss=loss)
+    bbb.save(tmp_path / "narrow", narrow_model, narrow)
+    loaded, _ = bbb.load(tmp_path / "narrow")
+    assert loaded.latent_shapes() == shapes
+
+
+def test_the_posterior_as_prior_and_the_noise():
+    wide = trained(bbb.BayesianMLP([4, 8, 6, 3]))[1]
+    network = bbb.BayesianMLP([4, 8, 6, 3], prior=bbb.priors.from_guide(wide))
+    likelihood = bbb.likelihoods.Gaussian(dist.Gamma(2.0, 2.0))
+    model = bbb.BayesianModel(network, likelihood, num_data=6).double()
+    guide = bbb.AutoSoftplusNormal(
+        model, init_loc=wide.median() | {"likelihood.scale": torch.tensor(1.0).double()}
+    )
+    narrow_model, narrow = bbb.prune(guide, 0.5, units=True)
+    assert narrow.loc("likelihood.scale") == guide.loc("likelihood.scale")
+    # where the guide is the prior, the KL of the weights is 0, of all and of those left
+    for name, site in narrow_model.latent_sites().items():
+        if name != "likelihood.scale":
+            torch.testing.assert_close(site["fn"].mean, narrow.loc(name))
+
+
+class Stated(ConvNet):
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.conv1(x))), 2)
+        return self.fc(F.max_pool2d(F.relu(self.conv2(x)), 2).view(-1, 20))
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.shift = nn.Linear(4, 5), nn.Parameter(torch.zeros(5))
+        self.top = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.top(F.relu(self.first(x) + self.shift))
+
+
+IMAGES = torch.randn(2, 2, 8, 8)
+REFUSED = {
+    "x must be given .* the network's first layer, a PyroConv2d: pass": (ConvNet, None),
+    "x must be given as inputs of the network.*but got input of size": (
+        ConvNet,
+        torch.randn(2, 4),
+    ),
+    "runs at any width.*it fails: shape .* is invalid": (Stated, IMAGES),
+    "runs at any width.*it fails: The size of tensor": (Shifted, torch.randn(2, 4)),
+    "a network with units that can be removed, got one without": (lambda: nn.Linear(4, 3), None),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_become_narrower_is_refused(message):
+    build, x = REFUSED[message]
+    _, guide = trained(bbb.bayesianize(build()))
+    with pytest.raises(ValueError, match=message):
+        bbb.prune(guide, 0.5, units=True, x=x)
+
+
+def test_a_model_without_a_network_is_refused():
+    def model():
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    guide = bbb.AutoSoftplusNormal(model)
+    guide()
+    with pytest.raises(TypeError, match="units=True needs the guide of a BayesianModel"):
+        bbb.prune(guide, units=True)

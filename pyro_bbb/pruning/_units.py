@@ -36,14 +36,17 @@ from pyro_bbb.latents import parts_of_prior, sample_names, substituted
 
 Layers: TypeAlias = dict[nn.Module, str]  # those that can be narrowed, and their paths in the model
 Kept: TypeAlias = dict[int, Tensor]  # indices that stay, by axis of a tensor
+Run: TypeAlias = Callable[[Any], list[Tensor]]  # from inputs to outputs
 Take: TypeAlias = Callable[[Tensor], Tensor]  # from values of a latent to those that stay
 
 _COPIES = 256  # of the input in one run
 _WIDTHS: dict[type[nn.Module], tuple[str | None, str]] = {  # attributes: outputs, inputs
     nn.Linear: ("out_features", "in_features"),
     _ConvNd: ("out_channels", "in_channels"),
-    _NormBase: (None, "num_features"),  # batch and instance normalisation: channels stay separate
+    _NormBase: (None, "num_features"),  # batch and instance normalisation
+    nn.PReLU: (None, "num_parameters"),
 }
+_PER_CHANNEL = (_NormBase, nn.PReLU)  # which keep units separate
 
 
 @locked
@@ -55,29 +58,37 @@ def remove_units(guide: Any, fraction: float | None, threshold: float | None, x:
         )
     model = copy.deepcopy(guide.model)
     layers = _narrowable(model, guide)
-    rows = _rows(model, guide, layers, x)
+    run = partial(_run, model, guide.median())
+    rows = _rows(model, guide, run, x)
     sources, total = _numbered(model, layers)
-    reached, free = _reached(model, guide, rows, layers, sources, total)
+    with _explained("units=True needs a network whose layers have the batch as first dimension"):
+        reached, free = _reached(run, rows, layers, sources, total)
     goes = _chosen(guide, layers, sources, reached, free, fraction, threshold)
     removed = {layer: units[goes].any(0) for layer, units in reached.items()}
     with _zero_inputs(removed):
-        expected = _run(model, guide, rows)
+        expected = run(rows)
     takes: dict[str, Take] = {}
     for layer, inputs in removed.items():
         takes |= _narrow(layer, layers[layer], goes[sources[layer]], inputs)
-    try:
+    with _explained(
+        "units=True needs a network that runs at any width, whose forward neither states a number "
+        "of units, as x.view(-1, 400) does, nor reads a layer's weight without calling the layer"
+    ):
         guide = guide.narrowed(model, takes)
-        outputs = _run(model, guide, rows)
+        outputs = _run(model, guide.median(), rows)
         for before, after in zip(expected, outputs, strict=True):
             tolerance = before.abs().max() * torch.finfo(before.dtype).eps ** 0.5
             torch.testing.assert_close(after, before, rtol=0, atol=tolerance, equal_nan=True)
-    except (AssertionError, RuntimeError, ValueError, IndexError) as error:
-        raise ValueError(
-            "units=True needs a network that runs at any width, whose forward neither states a "
-            "number of units, as x.view(-1, 400) does, nor reads a layer's weight without calling "
-            f"the layer; without these units it fails: {error}"
-        ) from error
     return model, guide
+
+
+@contextmanager
+def _explained(expectation: str) -> Iterator[None]:
+    """Raise errors of the network inside as ValueError, with what was expected of it."""
+    try:
+        yield
+    except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as e:
+        raise ValueError(f"{expectation}; it fails: {e}") from e
 
 
 # --- layers and their weights ---
@@ -90,7 +101,7 @@ def _widths(layer: nn.Module) -> tuple[str | None, str] | None:
 
 def _axes(layer: nn.Module) -> dict[str, tuple[int | None, int | None]]:
     """Return the axes of outputs and of inputs by tensor of a layer."""
-    if isinstance(layer, _NormBase):
+    if isinstance(layer, _PER_CHANNEL):
         return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (None, 0))
     swapped = isinstance(layer, _ConvTransposeNd)
     return {"weight": (1, 0) if swapped else (0, 1), "bias": (0, None)}
@@ -113,16 +124,17 @@ def _narrowable(model: Any, guide: Any) -> Layers:
 
     def fits(layer: nn.Module) -> bool:
         own, sites = _own(layer), vars(layer).get("_pyro_samples", {})
-        normal = isinstance(layer, _NormBase)
+        random = own & sites.keys()
         return (
             own <= {"weight", "bias"}
-            and (normal or "weight" in own)
+            and ("weight" in own or isinstance(layer, _NormBase))
             and getattr(layer, "groups", 1) == 1
+            and getattr(layer, "num_parameters", 2) > 1
             and layer not in shared
             and not vars(layer).get("_pyro_bbb_tied")
-            and not any(owners[id(layer._parameters.get(name))] > 1 for name in own - sites.keys())
-            and {f"{paths[layer]}.{name}" for name in own & sites.keys()} <= {*guide.weight_names}
-            and all(isinstance(getattr(sites[n], "shape", 0), Size) for n in own & sites.keys())
+            and not any(owners[id(layer._parameters.get(name))] > 1 for name in own - random)
+            and all(f"{paths[layer]}.{name}" in guide.weight_names for name in random)
+            and all(isinstance(getattr(sites[name], "shape", None), Size) for name in random)
         )
 
     return {layer: path for layer, path in paths.items() if _widths(layer) and fits(layer)}
@@ -139,27 +151,29 @@ def _moments(guide: Any, layer: nn.Module, path: str, name: str) -> tuple[Tensor
 # --- runs of the network ---
 
 
-def _rows(model: Any, guide: Any, layers: Layers, x: Any) -> Any:
-    """Return two equal rows of inputs."""
+def _rows(model: Any, guide: Any, run: Run, x: Any) -> Any:
+    """Return two equal rows of inputs, which the network takes."""
     if x is None:
-        first = next(iter(m for m in model.network.modules() if _own(m)))
+        first = next(m for m in model.network.modules() if _own(m))
         shape = getattr(model.network, "input_shape", None)
         shape = (first.in_features,) if isinstance(first, nn.Linear) else shape
         if shape is None:
             raise ValueError(
-                "x must be given with units=True, an input of the network, whose shape does not "
-                f"follow from its first layer, a {type(first).__name__}: pass x=x_train[:1]"
+                "x must be given with units=True, as the shape of an input does not follow from "
+                f"the network's first layer, a {type(first).__name__}: pass x=x_train[:1]"
             )
         x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    site = guide.loc(guide.weight_names[0])
-    rows = to_precision(require_inputs(x), guide).to(site.device)
-    return each(rows, lambda t: t[:1].expand(2, *t.shape[1:]))
+    rows = to_precision(require_inputs(x), guide).to(guide.loc(guide.weight_names[0]).device)
+    rows = each(rows, lambda t: t[:1].expand(2, *t.shape[1:]))
+    with _explained("x must be given as inputs of the network, x=x_train[:1]"):
+        run(rows)
+    return rows
 
 
-def _run(model: Any, guide: Any, rows: Any) -> list[Tensor]:
-    """Return the floating tensors of the network's outputs at the posterior means."""
+def _run(model: Any, values: Mapping[str, Tensor], rows: Any) -> list[Tensor]:
+    """Return the floating tensors among the network's outputs at values of the latents."""
     args, kwargs = call_arguments(rows)
-    with torch.no_grad(), evaluating(model), substituted(model, guide.median()):
+    with torch.no_grad(), evaluating(model), substituted(model, values):
         outputs = tree_leaves(model.network(*args, **kwargs))
     return [t for t in outputs if isinstance(t, Tensor) and t.is_floating_point()]
 
@@ -182,7 +196,7 @@ def _zero_inputs(removed: Mapping[nn.Module, Tensor]) -> Iterator[None]:
 
     with ExitStack() as hooks:
         for layer in removed:
-            if not isinstance(layer, _NormBase):
+            if not isinstance(layer, _PER_CHANNEL):
                 handle = layer.register_forward_pre_hook(zero, with_kwargs=True)
                 hooks.callback(handle.remove)
         yield
@@ -198,6 +212,7 @@ def _numbered(model: Any, layers: Layers) -> tuple[dict[Any, slice], int]:
     module with weights that cannot be narrowed is one source, and each unit of a layer is one.
     """
     others = [m for m in model.network.modules() if m not in layers and _own(m)]
+    others = [m for m in others if getattr(m, "num_parameters", 2) > 1]  # not PReLU of one
     sources: dict[Any, slice] = {None: slice(0, 2)}
     total = 2
     for module in [*others, *layers]:
@@ -221,7 +236,7 @@ class _Copies:
         self.sources, self.layers, self.numbers = sources, layers, numbers
         self.met: dict[nn.Module, list[Tensor]] = defaultdict(list)  # [copies, inputs] by call
 
-    def run(self, model: Any, guide: Any, rows: Any) -> Tensor:
+    def run(self, run: Run, rows: Any) -> Tensor:
         """Return which copies have NaN among the outputs."""
         size = len(self.numbers)
         inputs = each(rows, lambda t: self.mark(None, t[:1].expand(size, *t.shape[1:])))
@@ -233,7 +248,7 @@ class _Copies:
             for layer in self.layers:
                 pre_hook = layer.register_forward_pre_hook(self.meet, with_kwargs=True)
                 hooks.callback(pre_hook.remove)
-            outputs = _run(model, guide, inputs)
+            outputs = run(inputs)
         nan = [t.isnan().unflatten(0, (size, -1)).reshape(size, -1).any(1) for t in outputs]
         return torch.stack(nan).any(0)
 
@@ -263,32 +278,32 @@ class _Copies:
             size = len(self.numbers)
             met = _features(t.isnan(), layer, size)
             self.met[layer].append(met.reshape(*met.shape[:2], -1).any(2))
-            return t if isinstance(layer, _NormBase) else t.masked_fill(t.isnan(), 0)
+            return t if isinstance(layer, _PER_CHANNEL) else t.masked_fill(t.isnan(), 0)
 
         return tree_map_only(Tensor, record, (args, kwargs))
 
 
 def _reached(
-    model: Any, guide: Any, rows: Any, layers: Layers, sources: dict[Any, slice], total: int
+    run: Run, rows: Any, layers: Layers, sources: dict[Any, slice], total: int
 ) -> tuple[dict[nn.Module, Tensor], Tensor]:
     """Return the sources ``[total, inputs]`` of each layer's inputs, and which are separate units.
 
     Two calls of one layer must read its inputs from the same sources.
     """
-    numbers = torch.arange(total, device=guide.loc(guide.weight_names[0]).device)
+    numbers = torch.arange(total, device=rows.device)
     units = min((sources[layer].start for layer in layers), default=total)
     chunks = [numbers[:units], *numbers[units:].tensor_split(-(-(total - units) // _COPIES) or 1)]
-    runs = [_Copies(sources, layers, chunk) for chunk in chunks if len(chunk)]
-    mixed = torch.cat([run.run(model, guide, rows) for run in runs])
+    copies = [_Copies(sources, layers, chunk) for chunk in chunks if len(chunk)]
+    mixed = torch.cat([chunk.run(run, rows) for chunk in copies])
     reached: dict[nn.Module, Tensor] = {}
     read = torch.zeros_like(mixed)
-    for layer in runs[0].met:
-        calls = [torch.cat(parts) for parts in zip(*(run.met[layer] for run in runs), strict=True)]
+    for layer in copies[0].met:
+        calls = [torch.cat(met) for met in zip(*(c.met[layer] for c in copies), strict=True)]
         reached[layer] = torch.stack(calls).any(0)
         shared = reached[layer].sum(0) > 1
         shared |= torch.stack([call != reached[layer] for call in calls]).any(0).any(0)
         mixed |= reached[layer][:, shared].any(1)
-        if not isinstance(layer, _NormBase):
+        if not isinstance(layer, _PER_CHANNEL):
             read |= reached[layer].any(1)
     return reached, read & ~mixed & (numbers >= units)
 
@@ -311,13 +326,14 @@ def _chosen(
     for layer, units in reached.items():
         for name, (of_outputs, of_inputs) in _axes(layer).items():
             moments = _moments(guide, layer, layers[layer], name)
-            if moments is None or isinstance(layer, _NormBase):
+            if moments is None or isinstance(layer, _PER_CHANNEL):
                 continue
             both = torch.stack(moments).double().square()  # [2, *weight]
             if of_outputs is not None:
                 incoming[sources[layer]] += _sums(both, of_outputs)
             if of_inputs is not None:
-                outgoing += units.double() @ _sums(both, of_inputs)
+                read, unit = units.any(0), units.byte().argmax(0)  # of each input
+                outgoing.index_add_(0, unit[read], _sums(both, of_inputs)[read])
     means, variances = squares.unbind(-1)
     ratios = (means / variances).sqrt().where(means != 0, 0.0).amin(0)
     goes = free & (squares.sum(-1) == 0).any(0)
@@ -365,16 +381,16 @@ def _narrow(layer: Any, path: str, outputs: Tensor, inputs: Tensor) -> dict[str,
         }
         take = partial(_take, kept=kept)
         if name in vars(layer).get("_pyro_samples", ()):
-            own = _narrow_site(layer, name, kept)
-            takes |= {f"{path}.{site}": take for site in own}
+            sites = _narrow_site(layer, name, kept)
+            takes |= {f"{path}.{site}": own for site, own in sites.items()}
         for values in (layer._parameters, layer._buffers, vars(layer).get("_pyro_bbb_initial", {})):
             if values.get(name) is not None:
                 values[name] = take(values[name])
     return takes
 
 
-def _narrow_site(layer: Any, name: str, kept: Kept) -> list[str]:
-    """Narrow a random weight in place, and its prior; return the names of all its latents."""
+def _narrow_site(layer: Any, name: str, kept: Kept) -> dict[str, Take]:
+    """Narrow a random weight in place, and its prior; see `_narrow`."""
     site, prior = layer._pyro_samples[name], layer.prior.for_weight(name)
     before = site.shape
     site.shape = Size(len(kept[i]) if i in kept else n for i, n in enumerate(before))
@@ -385,7 +401,10 @@ def _narrow_site(layer: Any, name: str, kept: Kept) -> list[str]:
     prior.attach(layer, name, site.shape)  # makes its parts of this shape
     for key, value in values.items():
         layer._parameters[key] = _take(value, kept)
-    return [name, *(key for key in parts if key not in values)]
+    # latent scales are of rows, or of columns
+    groups = {0: kept[1]} if getattr(prior, "per", "") == "input" and 1 in kept else kept
+    latents = {key: partial(_take, kept=groups) for key in parts if key not in values}
+    return {name: partial(_take, kept=kept), **latents}
 
 
 def _narrow_normal(prior: Any, name: str, kept: Kept) -> Any:
