@@ -26,6 +26,8 @@ TEXTS = {
     "README.md": "project/readme.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
+    "CODE_OF_CONDUCT.md": "project/code_of_conduct.md",
     "examples/service/README.md": "project/service.md",
 }
 LINK = re.compile(r"(!?)\[([^]\[]*)]\(([^()\s#]+)(#[^()\s]*)?\)")
