@@ -1,112 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two pictures on top of ``README.md`` and of the documentation's start.
+"""The two pictures of ``README.md``, made by the code that is shown above them there.
 
     python docs/readme_figures.py
 
-writes ``docs/images/gap.png``, a regression with a gap in its data, and
-``docs/images/answers.png``, digits and other images. A deterministic network of the same layers
-stands next to each.
+runs the README's Python blocks and writes ``docs/images/gap.png`` and ``docs/images/answers.png``.
+A network of scikit-learn is compared in each.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyro
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 import pyro_bbb as bbb
 from pyro_bbb import plots
-from pyro_bbb.sklearn import BayesianRegressor
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "experiments"))
-from _helpers.training import train_plain  # noqa: E402
 from quickstart import ood_inputs  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
-EACH_STEP = {"batch_size": 10_000, "lr": 1e-2, "lr_schedule": "constant"}  # all data
-NOISE = 0.1  # standard deviation of the regression's targets
 
 
-def truth(x: Tensor) -> Tensor:
-    """Return the function behind the data."""
-    return torch.sin(2.2 * x) + 0.2 * x
+def run_blocks() -> list[dict[str, Any]]:
+    """Run each Python block of the README; return their variables."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    variables: list[dict[str, Any]] = []
+    for block in blocks:
+        pyro.set_rng_seed(0)  # torch, numpy and random
+        variables.append({})
+        exec(block, variables[-1])
+    return variables
 
 
-def deterministic(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
-    """Return a network of plain torch."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
-        layers += [nn.Linear(inputs, outputs), activation()]
-    return nn.Sequential(*layers[:-1])
-
-
-def draw_gap() -> None:
-    """Draw the regression."""
-    x = torch.cat([torch.linspace(-2.5, -1.0, 40), torch.linspace(0.8, 2.5, 40)])[:, None]
-    y = truth(x) + NOISE * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-    grid = torch.linspace(-2.7, 2.7, 400)[:, None]
-    regressor = BayesianRegressor(random_state=0).fit(x.numpy(), y[:, 0].numpy())
-    prediction = regressor.posterior_predictive(grid.numpy())
-    torch.manual_seed(3)  # which fits the data; others end in worse optima
-    plain = deterministic([1, 50, 1], nn.ReLU)
-    train_plain(plain, (x, y), 3000, loss=nn.MSELoss(), **EACH_STEP)
+def draw_gap(values: dict[str, Any]) -> None:
+    """Draw the regression of the first block."""
+    x, y, grid = (values[name] for name in ("x", "y", "x_new"))
+    network = MLPRegressor(
+        hidden_layer_sizes=(50, 50), solver="lbfgs", max_iter=5_000, random_state=0
+    ).fit(x, y)
     with plots.style():
-        figure = Figure(figsize=(8, 3.3), layout="constrained")
+        figure = Figure(figsize=(6.4, 3.0), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        left.plot(grid, plain(grid).detach(), color=plots.BLUE, linewidth=2.0)
-        left.plot(grid, truth(grid), color=plots.BLACK, linestyle="--", linewidth=1.2)
-        left.plot(x, y, "o", color=plots.VERMILLION, markersize=3.5)
-        left.set(title="One network: sure, and wrong in the gap", xlabel="x", ylabel="y")
-        plots.regression_band(right, grid, prediction, data=(x, y), truth=truth(grid))
-        right.set(title="By default: unsure in the gap", ylabel="")
-        left.set(xlim=(-2.7, 2.7), ylim=(-2.0, 2.0))
-        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+        right.fill_between(
+            grid[:, 0], values["low"], values["high"], color=plots.SKY, alpha=0.6, label="90 %"
+        )
+        fits = (left, network.predict(grid)), (right, values["mean"])
+        for ax, fit in fits:
+            ax.plot(grid, fit, color=plots.BLUE, linewidth=2.0, label="prediction")
+            ax.plot(grid, np.sin(2.2 * grid), "k--", linewidth=1.2, label="truth")
+            ax.plot(x, y, "o", color=plots.VERMILLION, markersize=3.0, label="data")
+            ax.set(xlim=(-2.7, 2.7), ylim=(-2.2, 2.2))
+        left.set_title("MLPRegressor")
+        right.set_title("BayesianRegressor")
+        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         figure.savefig(IMAGES / "gap.png")
 
 
-def draw_answers() -> None:
+def draw_answers(values: dict[str, Any]) -> None:
     """Draw digits and other images, each with the confidence of one network and of a hundred."""
-    x, y = (torch.tensor(each) for each in load_digits(return_X_y=True))
-    (x, y), (x_test, _) = bbb.data.split(x.float() / 16, y, fraction=0.25, seed=0)
-    torch.manual_seed(0)
-    model = bbb.BayesianModel(
-        bbb.BayesianMLP([64, 200, 200, 10]), bbb.likelihoods.Categorical(), num_data=len(x)
-    )
-    guide = bbb.AutoSoftplusNormal(model)
-    bbb.fit(model, guide, (x, y), epochs=300, seed=0)
-    plain = deterministic([64, 200, 200, 10], nn.ReLU)
-    train_plain(plain, (x, y), 300, **EACH_STEP)
-    others = zip(("photo", "shuffled", "noise"), ood_inputs(x_test, 0).values(), strict=True)
-    shown = {"digit": x_test[:2], **{kind: images[100:102] for kind, images in others}}
+    x_test = values["x_test"]
+    with warnings.catch_warnings(action="ignore"):  # that it would train on
+        plain = MLPClassifier((100, 100), max_iter=300, random_state=0)
+        plain.fit(values["x_train"].numpy(), values["y_train"].numpy())
+    photographs, shuffled, noise = ood_inputs(x_test, 0).values()
+    shown = [
+        *(("digit", image) for image in x_test[:2]),
+        *(("photo", image) for image in photographs[100:102]),
+        ("shuffled", shuffled[100]),
+        ("noise", noise[100]),
+    ]
+    images = torch.stack([image for _, image in shown])
+    hundred = bbb.predict(values["model"], values["guide"], images).confidence.tolist()
+    one = plain.predict_proba(images.numpy()).max(-1).tolist()
     with plots.style():
-        figure = Figure(figsize=(8, 2.3), layout="constrained")
-        rows = figure.subplots(2, 8, height_ratios=[3, 2])
-        columns = [(kind, image) for kind, images in shown.items() for image in images]
-        for (picture, bars), (kind, image) in zip(rows.T, columns, strict=True):
+        figure = Figure(figsize=(6.4, 2.4), layout="constrained")
+        rows = figure.subplots(2, len(shown), height_ratios=[3, 2])
+        for (picture, bars), (kind, image), *pair in zip(rows.T, shown, one, hundred, strict=True):
             plots.image(picture, image)
             picture.set_title(kind, fontweight="normal", loc="center")
-            alone = plain(image[None]).softmax(-1).max().item()
-            draw_bars(bars, alone, bbb.predict(model, guide, image[None]).confidence.item())
+            draw_bars(bars, *pair)
         rows[1, 0].set_yticks([0, 1], ["one network", "100 networks"])
-        figure.supxlabel("confidence: probability of the most probable digit", fontsize="small")
         figure.savefig(IMAGES / "answers.png")
 
 
 def draw_bars(ax: Axes, one: float, hundred: float) -> None:
     """Draw two confidences."""
     bars = ax.barh([0, 1], [one, hundred], color=[plots.ORANGE, plots.BLUE])
-    ax.bar_label(bars, [f"{value:.0%}" for value in (one, hundred)], padding=2, fontsize="small")
-    ax.set(xlim=(0, 1.5), xticks=[], yticks=[])
+    ax.bar_label(bars, [f"{value:.0%}" for value in (one, hundred)], padding=2)
+    ax.set(xlim=(0, 1.9), xticks=[], yticks=[])
     ax.invert_yaxis()
     ax.spines["bottom"].set_visible(False)
 
 
 if __name__ == "__main__":
-    draw_gap()
-    draw_answers()
+    table, network = run_blocks()
+    draw_gap(table)
+    draw_answers(network)

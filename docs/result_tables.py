@@ -96,14 +96,20 @@ FIGURES: list[tuple[str, str, str, str, float, int]] = [
     ("highest entropy", "–", "active_learning", "entropy.labels_at.95", 1, 0),
     ("at random", "–", "active_learning", "random.labels_at.95", 1, 0),
 ]
-HEADLINES = {  # of the README: label, and run and keys of `FIGURES`
-    "Fashion-MNIST, 784-400-400-10: accuracy (%)": ("fashion_mnist", "400-400.ensemble.accuracy"),
-    "the same, AUROC of MNIST's digits (%)": ("fashion_mnist", "400-400.digits.entropy"),
-    "MNIST, LeNet-5: NLL (nats)": ("lenet5_mnist", "test.nll"),
-    "MNIST, LeNet-5: calibration error, ECE (%)": ("lenet5_mnist", "test.ece"),
-    "Fashion-MNIST, LeNet-5: calibration error, ECE (%)": ("lenet5_fashion", "test.ece"),
+UNCERTAINTY_BASELINES = "[uncertainty-baselines](https://github.com/google/uncertainty-baselines)"
+TUNED_DROPOUT = "[tuned dropout](https://github.com/yaringal/DropoutUncertaintyExps)"
+HEADLINES = {  # of the README: label; run and keys of `FIGURES`; source of the published figure
+    "Fashion-MNIST, 784-400-400-10: accuracy (%)": (
+        *("fashion_mnist", "400-400.ensemble.accuracy"),
+        "[Rajkumar 2018](https://www.nitarshan.com/bayes-by-backprop)",
+    ),
+    "MNIST, LeNet-5: NLL (nats)": ("lenet5_mnist", "test.nll", UNCERTAINTY_BASELINES),
+    "MNIST, LeNet-5: calibration error, ECE (%)": (
+        *("lenet5_mnist", "test.ece", UNCERTAINTY_BASELINES),
+    ),
     "MNIST, 95 % of the weights removed: accuracy (%)": (
         *("mnist_mlp", "mixture prior.pruning.0~95"),
+        "[MXNet tutorial](https://github.com/zackchase/mxnet-the-straight-dope)",
     ),
 }
 
@@ -138,27 +144,32 @@ def minutes_of_seed(run: str, keys: str) -> str:
 
 
 def headlines() -> Table:
-    """Return the README's choice."""
+    """Return the README's choice, each published figure with its source."""
     known = {figure[2:4]: figure for figure in FIGURES}
-    rows = {}
-    for label, (run, keys) in HEADLINES.items():
+    rows = []
+    for label, (run, keys, source) in HEADLINES.items():
         _, theirs, _, _, factor, digits = known[run, keys]
         theirs = "72.59" if run == "mnist_mlp" else theirs  # of the network without a layer
-        ours = cell(record(f"{run}_ours"), keys, factor, digits)
-        rows[label] = theirs, ours, minutes_of_seed(run, keys)
+        rows.append(
+            (label, f"{theirs}, {source}", cell(record(f"{run}_ours"), keys, factor, digits))
+        )
     ten = record("posteriors_ensembles")["problems"]["fashion_ensemble10"]["ivon10"]["mean"]["nll"]
     ((_, theirs, _),) = posteriors.PROBLEMS["fashion_ensemble10"].published.values()
-    rows["Fashion-MNIST, ten LeNet-5, one run: NLL (nats)"] = f"{theirs:.3f}", f"{ten:.3f}", "–"
+    label = "Fashion-MNIST, ten LeNet-5, one run: NLL (nats)"
+    rows.append((label, f"{theirs:.3f}, {UNCERTAINTY_BASELINES}", f"{ten:.3f}"))
     wide = record("paper_mnist_ours")["methods"][paper_mnist.MIXTURE]["1200"]
-    error = f"{paper_mnist.PUBLISHED[paper_mnist.MIXTURE][1200]:.2f}", cell(wide, "error", 100, 2)
-    rows["MNIST, the paper's 1,200 units, scale mixture: error (%)"] = (*error, "–")
+    paper = paper_mnist.PUBLISHED[paper_mnist.MIXTURE][1200]
+    source = "[Blundell et al. 2015](https://arxiv.org/abs/1505.05424)"
+    label = "MNIST, 1,200 units, scale mixture: error (%)"
+    rows.append((label, f"{paper:.2f}, {source}", cell(wide, "error", 100, 2)))
     tables = record("uci_regression_ours")
     for name in ("energy", "yacht"):
         figures = uci_regression.rows_of(name, tables[name], "log_likelihood")
         *_, dropout, ours = map(uci_regression.shown, figures.values())
-        rows[f"UCI {name}, 20 splits: log-likelihood (nats)"] = dropout, ours, "–"
-    columns = ("on test data, mean ± sd of 3 seeds", "published", "ours", "one seed takes")
-    return Table(columns, [(label, *cells) for label, cells in rows.items()])
+        label = f"UCI {name}, 20 splits: log-likelihood (nats)"
+        rows.append((label, f"{dropout}, {TUNED_DROPOUT}", ours))
+    columns = ("on test data, mean ± sd of 3 seeds; UCI: ± standard error", "published, by", "ours")
+    return Table(columns, rows)
 
 
 CPU, GPU = "2 cores of a shared AMD EPYC server", "NVIDIA H200"

@@ -3,7 +3,7 @@
 
     python tests/apps/test_play_page.py docs/images/play.png
 
-draws the picture of the README.
+draws the picture of ``docs/cli.md``.
 """
 
 import os

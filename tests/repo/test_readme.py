@@ -10,12 +10,26 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+INDEX = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+def python_blocks(page):
+    return re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+
+
 @pytest.mark.slow
 def test_the_code_runs_and_learns(capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    exec(block, {})
+    table, network = ({}, {})
+    for block, names in zip(python_blocks(README), (table, network), strict=True):
+        exec(block, names)
+    in_gap = abs(table["x_new"][:, 0] + 0.1) < 0.3
+    assert table["std"][in_gap].mean() > 3 * table["std"][~in_gap].min()
     accuracy = float(re.search(r"accuracy (\S+)", capsys.readouterr().out)[1])
     assert accuracy > 0.95
+
+
+def test_the_first_page_of_the_site_has_the_same_code():
+    assert python_blocks(INDEX) == python_blocks(README)
 
 
 def test_links_and_pictures_exist():
