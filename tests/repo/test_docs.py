@@ -132,6 +132,20 @@ def test_a_block_is_left_out_for_a_good_reason_only():
         blocks.check_reasons(page)
 
 
+# --- the guide's order ---
+
+
+def test_each_page_of_the_guide_names_the_next():
+    """In the order of the navigation in ``mkdocs.yml``; the last page names none."""
+    order = re.findall(r": (guide/\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
+    assert set(order) == {f"guide/{page.name}" for page in (ROOT / "docs" / "guide").glob("*.md")}
+    *texts, last = [(ROOT / "docs" / page).read_text("utf-8") for page in order]
+    for text, following, page in zip(texts, [*texts[1:], last], order[1:], strict=True):
+        title = following.splitlines()[0].removeprefix("# ")
+        assert text.endswith(f"\n\nNext: [{title}]({Path(page).name})\n"), page
+    assert "\nNext: [" not in last
+
+
 # --- what the site adds to the pages ---
 
 
