@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Laplace, Normal, kl_divergence, register_kl
 
-from pyro_bbb.distributions.improper import LogUniform
+from pyro_bbb.distributions.improper import LogUniform, NormalJeffreys
 from pyro_bbb.distributions.normal import PrunedNormal, SummedNormal
 from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, Event, batches, total, unexpanded
 
@@ -86,6 +86,17 @@ def _kl_events(q: Event, p: dist.Independent) -> Tensor:
         kl: Tensor = NormalKL.apply(q.loc, q.scale, unexpanded(p.loc), unexpanded(p.scale), dims)
         return kl
     return total(kl_divergence(q, p), dims)
+
+
+@register_kl(Event, NormalJeffreys)
+def _kl_normal_jeffreys(q: Event, p: NormalJeffreys) -> Tensor:
+    r"""Return the bound of KL[q || p], the KL from the best $N(0, \tau^2)$ of each group."""
+    normal = q.base_dist
+    pruned = isinstance(normal, PrunedNormal)
+    left = normal.unpruned if pruned else torch.ones_like(normal.loc, dtype=torch.bool)
+    scale = normal.remaining if pruned else normal.scale
+    log_tau = 0.5 * p.log_mean_square(normal.loc.square() + scale.square(), left)
+    return total((log_tau - scale.log()).where(left, 0.0), q.reinterpreted_batch_ndims)
 
 
 # --- fast forms ---

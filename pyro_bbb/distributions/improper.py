@@ -15,6 +15,19 @@ $$\mathrm{KL} = E\ln|r + \epsilon| - E\ln|\epsilon| \ge 0$$
 A weight that the data do not need gains by more noise until it is all noise, and can be pruned. The
 prior is improper, and so is the exact posterior: it has infinite mass at 0 (Hron et al. 2017,
 arXiv:1711.02989). What remains is the variational objective.
+
+The normal-Jeffreys prior (Louizos et al. 2017, "Bayesian Compression for Deep Learning") does the
+same to a group of n weights, such as all that leave an input: $w \sim N(0, \tau^2 I)$ with
+$p(\tau) \propto 1/\tau$, which is integrated out. With the constant of
+
+$$\ln p(w) = -\tfrac n2 \ln\frac{\lVert w\rVert^2}{n} - \tfrac n2\ln 2\pi e
+  = \max_\tau \ln N(w \mid 0, \tau^2 I)$$
+
+Jensen's inequality bounds the KL to q by that from the best Normal, which is 0 where all weights
+are noise of one scale:
+
+$$\mathrm{KL} \le \tfrac n2\ln\tfrac1n\sum_j(\mu_j^2 + \sigma_j^2) - \sum_j\ln\sigma_j
+  = \min_\tau \mathrm{KL}[q \| N(0, \tau^2 I)]$$
 """
 
 from __future__ import annotations
@@ -28,7 +41,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_bbb._utils.context import only_shapes
-from pyro_bbb.distributions.summed_event import HALF_LOG_2PI
+from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, total
 
 _MEAN_LOG_NOISE = -0.5 * (0.57721566490153286 + math.log(2))  # E ln|epsilon|
 
@@ -36,7 +49,7 @@ _MEAN_LOG_NOISE = -0.5 * (0.57721566490153286 + math.log(2))  # E ln|epsilon|
 class Improper(dist.TorchDistribution):
     """Base of densities without a finite integral, which cannot be sampled."""
 
-    support = constraints.real
+    support: Any = constraints.real
     has_rsample = False
 
     def sample(self, sample_shape: Any = Size()) -> Tensor:
@@ -93,3 +106,49 @@ class LogUniform(Improper):
         if self._validate_args:
             self._validate_sample(value)
         return (_MEAN_LOG_NOISE - 0.5 - HALF_LOG_2PI) - (value - self.loc).abs().log()
+
+
+class NormalJeffreys(Improper):
+    r"""Normal-Jeffreys distribution of each group of a tensor, a function of its norm; improper.
+
+    Weights of exactly 0 are removed ones, and a group is its remaining weights.
+
+    Args:
+        loc: zeros of the tensor's shape.
+        group_dim: dimension of the tensor that indexes its groups; ``None`` makes it one group.
+    """
+
+    arg_constraints = {}
+
+    def __init__(self, loc: Tensor, group_dim: int | None) -> None:
+        self.loc = loc
+        self.dims = tuple(i - loc.dim() for i in range(loc.dim()) if i != group_dim)
+        """Dimensions along a group, from the last."""
+        self.support = constraints.independent(constraints.real, loc.dim())
+        super().__init__(Size(), loc.shape, validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> NormalJeffreys:
+        new = self._get_checked_instance(NormalJeffreys, _instance)
+        new.loc, new.dims, new.support = self.loc, self.dims, self.support
+        super(NormalJeffreys, new).__init__(
+            Size(batch_shape), self.event_shape, validate_args=False
+        )
+        return new
+
+    @property
+    def mean(self) -> Tensor:
+        """Zero, where guides start biases; the integral does not converge."""
+        return self.loc.expand(self.batch_shape + self.event_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-density in nats, of the batch shape."""
+        value = value.expand(torch.broadcast_shapes(value.shape, self.shape()))
+        left = value != 0
+        of_groups = self.log_mean_square(value.square(), left) + 1 + 2 * HALF_LOG_2PI
+        return -0.5 * total(of_groups.where(left, 0.0), len(self.event_shape))
+
+    def log_mean_square(self, squares: Tensor, left: Tensor) -> Tensor:
+        """Return the logarithm of each group's mean square, 0 where none is left."""
+        count = left.sum(self.dims, keepdim=True)
+        sums = squares.where(left, 0.0).sum(self.dims, keepdim=True)
+        return torch.where(count > 0, sums, 1.0).log() - count.clamp(min=1).log()

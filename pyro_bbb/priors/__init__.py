@@ -14,7 +14,8 @@ a dict from name patterns to any of these. `make` takes a name with options:
 | ``fan_in_normal`` | `FanInNormal` | ``gain=sqrt(2)`` |
 | ``learned_scale_mixture`` | `LearnedScaleMixture` | ``pi=.5``, ``sigma1=1``, ``sigma2=.1`` |
 | ``learned_normal`` | `LearnedNormal` | ``scale=1`` |
-| ``log_uniform`` | `LogUniform`, for pruning | |
+| ``log_uniform`` | `LogUniform`, which prunes weights | |
+| ``normal_jeffreys`` | `NormalJeffreys`, which prunes groups | ``per="unit"`` |
 | ``horseshoe`` | `HierarchicalNormal`, half-Cauchy scale | ``scale=1``, ``per="unit"`` |
 | ``inverse_gamma`` | `HierarchicalNormal` | ``concentration=1``, ``rate=1``, ``per="layer"`` |
 
@@ -41,6 +42,7 @@ from pyro_bbb.priors._from_guide import FromGuide, from_guide
 from pyro_bbb.priors._function_normal import CONTEXTS, FunctionNormal
 from pyro_bbb.priors._hierarchical import HierarchicalNormal
 from pyro_bbb.priors._learned import LearnedNormal, LearnedScaleMixture
+from pyro_bbb.priors._sparse import NormalJeffreys
 from pyro_bbb.priors.declaration import declare
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "Independent",
     "LearnedNormal",
     "LearnedScaleMixture",
+    "NormalJeffreys",
     "PRIORS",
     "Prior",
     "PriorFunction",

@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 
 from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
 from pyro_bbb._utils.validation import finite, positive
-from pyro_bbb.distributions import LogUniform, ScaleMixtureNormal
+from pyro_bbb.distributions import ScaleMixtureNormal
 from pyro_bbb.priors._base import Independent, Prior, named
 
 
@@ -76,9 +76,3 @@ def student_t(df: float = 3.0, scale: float = 1.0) -> Prior:
 def scale_mixture(pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6)) -> Prior:
     """Return independent scale mixtures of two Normals, of Blundell et al. (2015)."""
     return Independent(ScaleMixtureNormal(pi, sigma1, sigma2))
-
-
-@named("log_uniform")
-def log_uniform() -> Prior:
-    """Return independent log-uniform distributions, which prune; improper, see `LogUniform`."""
-    return Independent(LogUniform())

@@ -25,7 +25,12 @@ from pyro_bbb.distributions import without_validation
 from pyro_bbb.priors._base import Independent, Prior, named
 from pyro_bbb.priors.declaration import prior_of
 
-Per = Literal["layer", "unit"]
+Per = Literal["layer", "unit", "input"]
+
+
+def group_dim(per: Per, shape: Size) -> int | None:
+    """Return the dimension of a weight that indexes its groups; ``None`` for one group."""
+    return {"layer": None, "unit": 0, "input": 1}[per] if len(shape) > 1 else None
 
 
 def _build(cls: Any, arguments: Arguments, modules: Any) -> nn.Module:
@@ -49,8 +54,9 @@ class HierarchicalNormal(Prior):
         scale: distribution of $\tau$, scalar and of positive support; by default half-Cauchy of
             scale 1, where no ``variance`` is given.
         variance: distribution of $\tau^2$ instead.
-        per: ``"layer"``, one group for each weight tensor; or ``"unit"``, one for each row of a
-            kernel (its first dimension), and one for a vector.
+        per: ``"layer"``, one group for each weight tensor; ``"unit"``, one for each row of a
+            kernel (its first dimension); or ``"input"``, one for each column (the second). A vector
+            is one group.
 
     Raises:
         ValueError: both distributions are given, one is not scalar or reaches below 0, or an
@@ -83,16 +89,18 @@ class HierarchicalNormal(Prior):
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
         """Register the latent scales on the module."""
         layer = self._part(name)
-        latent = partial(_hyperprior, name, layer, shape[: self._group_dims(shape)])
+        groups = () if (dim := group_dim(self.per, shape)) is None else shape[dim : dim + 1]
+        latent = partial(_hyperprior, name, layer, Size(groups))
         setattr(module, layer, PyroSample(latent))  # type: ignore[arg-type]
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """Return the Normal for the sampled scales, of their plates (if any) as batch shape."""
         drawn: Tensor = getattr(module, self._part(name))  # [*plates, *groups]
         scale = drawn if self.kind == "scale" else drawn.sqrt()
-        groups = self._group_dims(shape)
-        plates = scale.shape[: scale.dim() - groups]
-        scale = scale.reshape(scale.shape + (1,) * (len(shape) - groups))
+        plates, along = scale.shape, [1] * len(shape)
+        if (dim := group_dim(self.per, shape)) is not None:
+            plates, along[dim] = scale.shape[:-1], scale.shape[-1]
+        scale = scale.reshape(plates + Size(along))
         normal = dist.Normal(torch.zeros_like(scale), scale, validate_args=False)
         return without_validation(normal.expand(plates + shape).to_event(len(shape)))
 
@@ -102,10 +110,6 @@ class HierarchicalNormal(Prior):
 
     def _part(self, name: str) -> str:
         return f"{name}_prior_{self.kind}"
-
-    def _group_dims(self, shape: Size) -> int:
-        """Return the number of a weight's leading dimensions that index its groups."""
-        return 1 if self.per == "unit" and len(shape) > 1 else 0
 
 
 @named("horseshoe")

@@ -127,6 +127,7 @@ PRIORS = [
         ("scale", 1.0, "scale must be a distribution, got 1.0"),
         ("scale", torch.distributions.HalfNormal(1.0), "must be a distribution of pyro"),
     ),
+    row("priors.NormalJeffreys", lambda: {"per": "unit"}),
     row(
         "priors.Independent",
         lambda: {"distribution": dist.Normal(0.0, 1.0)},
@@ -160,6 +161,7 @@ PRIORS = [
             "laplace": {"scale": 1.0},
             "student_t": {"df": 3.0, "scale": 1.0},
             "log_uniform": {},
+            "normal_jeffreys": {"per": "input"},
             "scale_mixture": {"pi": 0.5, "sigma1": 1.0, "sigma2": 0.1},
             "horseshoe": {"scale": 1.0, "per": "unit"},
             "inverse_gamma": {"concentration": 1.0, "rate": 1.0, "per": "unit"},

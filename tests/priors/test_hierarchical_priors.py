@@ -22,6 +22,7 @@ ALPHA = 1e-6  # false-alarm rate of each Kolmogorov-Smirnov test below
 KINDS = {
     "layer": lambda: HierarchicalNormal(),
     "unit": lambda: HierarchicalNormal(per="unit"),
+    "input": lambda: HierarchicalNormal(per="input"),
     "variance": lambda: inverse_gamma(2.0, 0.5),
     "variance per unit": lambda: inverse_gamma(2.0, 0.5, per="unit"),
     "log-normal": lambda: HierarchicalNormal(dist.LogNormal(-1.0, 0.5)),
@@ -52,6 +53,7 @@ def drawn(network, x):
         (HierarchicalNormal(), "scale", [(), (), (), ()]),
         (HierarchicalNormal(per="unit"), "scale", [(4,), (), (1,), ()]),
         (horseshoe(), "scale", [(4,), (), (1,), ()]),
+        (horseshoe(per="input"), "scale", [(3,), (), (4,), ()]),
         (inverse_gamma(), "variance", [(), (), (), ()]),
     ],
 )
@@ -96,7 +98,8 @@ def test_the_weights_have_the_drawn_scale(kind):
     sites = drawn(layer, torch.randn(1, 2, 4, 4))
     latent = next(name for name in sites if name.startswith("weight_prior"))
     scale = sites[latent]["value"].sqrt() if "variance" in latent else sites[latent]["value"]
-    per_entry = (scale.view(-1, 1, 1, 1) * torch.ones(3, 2, 2, 2)).numpy()
+    scale = scale.view(1, -1, 1, 1) if kind == "input" else scale.view(-1, 1, 1, 1)
+    per_entry = (scale * torch.ones(3, 2, 2, 2)).numpy()
     w = sites["weight"]["value"]
     expected = scipy.stats.norm.logpdf(w, 0, per_entry).sum()
     assert sites["weight"]["fn"].log_prob(w).item() == pytest.approx(expected, rel=1e-5)

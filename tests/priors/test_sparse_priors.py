@@ -3,6 +3,7 @@
 
 import math
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import scipy.stats
@@ -91,6 +92,90 @@ def test_removed_weights_contribute_nothing():
             assert slope[0] != 0 and slope[1] == 0
 
 
+# --- the density and the KL of normal-Jeffreys groups ---
+
+PER = {"unit": 0, "input": 1, "layer": None}  # to the dimension that indexes the groups
+every_grouping = pytest.mark.parametrize("per", PER)
+
+
+def groups_of(tensor, per):
+    """Return the groups of a kernel as vectors."""
+    if PER[per] is None:
+        return [tensor.flatten()]
+    return [group.flatten() for group in tensor.unbind(PER[per])]
+
+
+def groups_prior(per, shape):
+    prior = bbb.priors.make("normal_jeffreys", per=per).double()
+    return prior(None, "weight", torch.Size(shape))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_normal_jeffreys_is_a_normal_of_any_scale(n):
+    """Densities are those of N(0, tau^2) with 1 / tau integrated out, up to one factor."""
+    torch.manual_seed(0)
+    prior, draws = groups_prior("layer", (n,)), 3 * torch.randn(2, n, dtype=torch.float64)
+
+    def marginal(w):
+        density = scipy.stats.norm(0, 1)
+        return quad(lambda u: np.prod(density.pdf(w / np.exp(u)) / np.exp(u)), -30, 30)[0]
+
+    ratio = (prior.log_prob(draws[0]) - prior.log_prob(draws[1])).item()
+    assert ratio == pytest.approx(math.log(marginal(draws[0].numpy()) / marginal(draws[1].numpy())))
+
+
+@every_grouping
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 2, 2), (5,)])
+def test_its_density_and_divergence_are_those_of_the_best_normal_of_each_group(per, shape):
+    torch.manual_seed(0)
+    prior = groups_prior(per, shape)
+    groups_along = "layer" if len(shape) == 1 else per
+    w, loc, rho = torch.randn(3, *shape, dtype=torch.float64)
+    q = SoftplusNormal(loc, rho).to_event(len(shape))
+    parts = [groups_of(x, groups_along) for x in (w, loc, q.base_dist.scale)]
+    density = divergence = 0.0
+    for value, mean, scale in zip(*parts, strict=True):
+        best = torch.distributions.Normal(0.0, value.square().mean().sqrt())
+        density += best.log_prob(value).sum()
+        best = torch.distributions.Normal(0.0, (mean.square() + scale.square()).mean().sqrt())
+        divergence += kl_divergence(torch.distributions.Normal(mean, scale), best).sum()
+    torch.testing.assert_close(prior.log_prob(w), density)
+    torch.testing.assert_close(kl_divergence(q, prior), divergence)
+    torch.testing.assert_close(prior.expand([2, 1]).log_prob(w), density.expand(2, 1))
+    assert prior.expand([2, 1]).shape() == (2, 1, *shape) and divergence > 0
+
+
+@every_grouping
+def test_groups_are_of_the_weights_left(per):
+    torch.manual_seed(0)
+    prior, left = groups_prior(per, (3, 4)), torch.rand(3, 4) < 0.6
+    left[1], left[:, 2] = False, False  # groups of which nothing is left
+    loc = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    rho = torch.randn(3, 4, dtype=torch.float64).where(left, -math.inf).requires_grad_()
+    divergence = kl_divergence(PrunedNormal(loc, rho).to_event(2), prior)
+    density = prior.log_prob(loc.where(left, 0.0))
+    expected = kl, log_prob = [torch.zeros((), dtype=torch.float64) for _ in range(2)]
+    along = [groups_of(x, per) for x in (loc, rho, left)]
+    for mean, r, mask in zip(*along, strict=True):
+        if mask.any():
+            group = groups_prior("layer", (int(mask.sum()),))
+            kl += kl_divergence(SoftplusNormal(mean[mask], r[mask]).to_event(1), group)
+            log_prob += group.log_prob(mean[mask])
+    torch.testing.assert_close((divergence, density), tuple(expected))
+    for slope in torch.autograd.grad(divergence + density, (loc, rho)):
+        assert slope.isfinite().all() and (slope[~left] == 0).all()
+
+
+def test_noise_of_one_scale_costs_nothing_in_any_group():
+    for scale in (1e-6, 1.0, 1e6):
+        q = SummedNormal(torch.zeros(30, 40), scale).to_event(2)
+        for per in PER:
+            prior = bbb.priors.make("normal_jeffreys", per=per)(
+                None, "weight", torch.Size([30, 40])
+            )
+            assert kl_divergence(q, prior).abs() < 1e-5 * q.event_shape.numel()
+
+
 # --- training ---
 
 
@@ -111,6 +196,17 @@ def test_of_digits_it_leaves_a_tenth_of_the_weights():
 
 NETWORKS = {
     "mlp": lambda: bbb.BayesianMLP([64, 8, 2], prior="log_uniform"),
+    **{
+        f"mlp, groups per {per}": lambda per=per: bbb.BayesianMLP(
+            [64, 8, 2], prior=bbb.priors.make("normal_jeffreys", per=per)
+        )
+        for per in PER
+    },
+    "lenet, groups": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Upsample(28),
+        bbb.BayesianLeNet5(2, prior=bbb.priors.make("normal_jeffreys", per="input")),
+    ),
     "lenet": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)), nn.Upsample(28), bbb.BayesianLeNet5(2, prior="log_uniform")
     ),
@@ -147,8 +243,12 @@ def test_every_network_trains_is_pruned_saved_and_trained_further(kind, estimato
     assert removed == round(0.5 * sum(ratio.numel() for ratio in before.values()))
 
 
-def test_the_default_loss_is_the_closed_form():
-    model = small_model()
+IMPROPER = ["log_uniform", "normal_jeffreys"]
+
+
+@pytest.mark.parametrize("prior", IMPROPER)
+def test_the_default_loss_is_the_closed_form(prior):
+    model = small_model(prior)
     losses = []
     for loss in (None, "mean_field", TraceMeanField_ELBO()):
         torch.manual_seed(0)
@@ -158,23 +258,26 @@ def test_the_default_loss_is_the_closed_form():
     assert losses[0] == losses[1] == losses[2]
 
 
-def test_an_ensemble_trains_with_it():
-    model = small_model()
+@pytest.mark.parametrize("prior", IMPROPER)
+@pytest.mark.parametrize("num_particles", [1, 4])
+def test_an_ensemble_trains_with_it(prior, num_particles):
+    model = small_model(prior)
     guide = bbb.guides.make("ensemble", model, guide="softplus_normal", size=2)
-    history = bbb.fit(model, guide, small_data(), epochs=3, progress=False, seed=0)
+    options = {"epochs": 3, "progress": False, "seed": 0, "num_particles": num_particles}
+    history = bbb.fit(model, guide, small_data(), **options)
     assert history.loss[-1] < history.loss[0]
 
 
 # --- what is refused ---
 
 
-def refused():
-    model, data = small_model(), small_data()
+def refused(prior="log_uniform"):
+    model, data = small_model(prior), small_data()
     trained = bbb.AutoSoftplusNormal(model)
     loop = {"epochs": 1, "progress": False, "seed": 0}
     return {
-        "draws": lambda: LogUniform().sample(),
-        "a network at draws": lambda: bbb.BayesianMLP([3, 2], prior="log_uniform")(data[0]),
+        "draws": lambda: model.network.fc1.prior(None, "w", torch.Size([2, 3])).sample(),
+        "a network at draws": lambda: bbb.BayesianMLP([3, 2], prior=prior)(data[0]),
         "the prior predictive": lambda: Predictive(model, num_samples=2)(data[0]),
         "NUTS": lambda: bbb.run_nuts(model, data, num_samples=2, warmup_steps=2, progress=False),
         "SG-MCMC": lambda: bbb.run_sgmcmc(
@@ -197,14 +300,16 @@ def refused():
     }
 
 
+@pytest.mark.parametrize("prior", IMPROPER)
 @pytest.mark.parametrize("what", refused())
-def test_what_needs_a_proper_prior_is_refused(what):
+def test_what_needs_a_proper_prior_is_refused(what, prior):
     with pytest.raises(ValueError, match="improper|proper prior"):
-        refused()[what]()
+        refused(prior)[what]()
 
 
 def test_printing_and_checking_need_no_draws():
     model, (x, y) = small_model(), small_data()
+    small_model("normal_jeffreys").check(x, y)
     assert "LogUniform" in repr(model) and "LogUniform" in repr(NETWORKS["converted"]())
     model.check(x, y)
     assert isinstance(model.latent_sites()["network.fc1.bias"]["fn"], dist.Independent)
