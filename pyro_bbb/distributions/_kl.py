@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Laplace, Normal, kl_divergence, register_kl
 
-from pyro_bbb.distributions.improper import LogUniform, NormalJeffreys
+from pyro_bbb.distributions.improper import LogUniform, NormalJeffreysGroups
 from pyro_bbb.distributions.normal import PrunedNormal, SummedNormal
 from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, Event, batches, total, unexpanded
 
@@ -88,8 +88,8 @@ def _kl_events(q: Event, p: dist.Independent) -> Tensor:
     return total(kl_divergence(q, p), dims)
 
 
-@register_kl(Event, NormalJeffreys)
-def _kl_normal_jeffreys(q: Event, p: NormalJeffreys) -> Tensor:
+@register_kl(Event, NormalJeffreysGroups)
+def _kl_normal_jeffreys(q: Event, p: NormalJeffreysGroups) -> Tensor:
     r"""Return the bound of KL[q || p], the KL from the best $N(0, \tau^2)$ of each group."""
     normal = q.base_dist
     pruned = isinstance(normal, PrunedNormal)

@@ -108,7 +108,7 @@ class LogUniform(Improper):
         return (_MEAN_LOG_NOISE - 0.5 - HALF_LOG_2PI) - (value - self.loc).abs().log()
 
 
-class NormalJeffreys(Improper):
+class NormalJeffreysGroups(Improper):
     r"""Normal-Jeffreys distribution of each group of a tensor, a function of its norm; improper.
 
     Weights of exactly 0 are removed ones, and a group is its remaining weights.
@@ -127,10 +127,10 @@ class NormalJeffreys(Improper):
         self.support = constraints.independent(constraints.real, loc.dim())
         super().__init__(Size(), loc.shape, validate_args=False)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> NormalJeffreys:
-        new = self._get_checked_instance(NormalJeffreys, _instance)
+    def expand(self, batch_shape: Any, _instance: Any = None) -> NormalJeffreysGroups:
+        new = self._get_checked_instance(NormalJeffreysGroups, _instance)
         new.loc, new.dims, new.support = self.loc, self.dims, self.support
-        super(NormalJeffreys, new).__init__(
+        super(NormalJeffreysGroups, new).__init__(
             Size(batch_shape), self.event_shape, validate_args=False
         )
         return new

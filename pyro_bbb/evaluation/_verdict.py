@@ -97,9 +97,15 @@ def check(
         The checks, which print as a table and one sentence.
 
     Raises:
-        ValueError: data that do not fit the model or its ``num_data``, or a number out of range.
+        ValueError: data that do not fit the model or its ``num_data``, a number out of range, or an
+            improper prior.
     """
     kind("model", model, BayesianModel)
+    if model.has_improper_prior:
+        raise ValueError(
+            "model must have proper priors: under an improper one there is no exact posterior to "
+            "check against. Use bbb.evaluate on rows left out"
+        )
     count("num_samples", num_samples, 100), at_least_zero("seconds", seconds)
     x, y = as_tensors(data)
     if len(y) != model.num_data:

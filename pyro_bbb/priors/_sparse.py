@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 from pyro_bbb._utils.saving import attributes, saveable
 from pyro_bbb._utils.validation import one_of
 from pyro_bbb.distributions import LogUniform
-from pyro_bbb.distributions.improper import NormalJeffreys as Groups
+from pyro_bbb.distributions.improper import NormalJeffreysGroups
 from pyro_bbb.priors._base import Independent, Prior, named
 from pyro_bbb.priors._hierarchical import Per, group_dim
 
@@ -54,7 +54,7 @@ class NormalJeffreys(Prior):
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """Return the distribution of all groups of the weight."""
-        return Groups(self.zero.expand(shape), group_dim(self.per, shape))
+        return NormalJeffreysGroups(self.zero.expand(shape), group_dim(self.per, shape))
 
     def extra_repr(self) -> str:
         """Return the groups, for the module's printed form."""

@@ -153,8 +153,9 @@ def fit(
         estimator: how gradients are estimated: ``"reparam"`` (one draw for all examples),
             ``"local_reparam"``, ``"flipout"`` or ``"stl"``; see `pyro_bbb.estimators`.
         loss: ``"trace"`` or ``"mean_field"`` (closed-form KL where one is registered), or Pyro's
-            `Trace_ELBO` or `TraceMeanField_ELBO`. By default ``"trace"``; for a guide with a closed
-            form (`LastLayer`) ``"mean_field"``, which then draws nothing.
+            `Trace_ELBO` or `TraceMeanField_ELBO`. By default ``"trace"``; ``"mean_field"`` for a
+            guide with a closed form (`LastLayer`), which then draws nothing, and for improper
+            priors such as ``"log_uniform"``, which have no other.
         callbacks: functions called with an `EpochEnd` after each epoch, in every process; one that
             returns true ends the training.
         checkpoint: a folder. A call with the same arguments, on a model and guide made in the same

@@ -118,8 +118,11 @@ def objective(
             )
         loss = "mean_field" if loss is None else loss
     elbo = minibatch_elbo(loss, num_particles)
-    if model.has_improper_prior and not elbo.closed_form:
-        raise ValueError(f"loss must be 'mean_field' with an improper prior, got {loss!r}")
+    if model.has_improper_prior and (estimator == "stl" or not elbo.closed_form):
+        raise ValueError(
+            "an improper prior needs loss='mean_field' and no estimator 'stl', which samples the "
+            f"KL, got loss={loss!r} and estimator={estimator!r}"
+        )
     if isinstance(guide, ClosedForm) and (loss is None or elbo.closed_form):
         draws_nothing = estimator == "reparam" and elbo.num_particles == 1
         require("a closed form without draws", {"estimator 'reparam' of one": not draws_nothing})

@@ -285,6 +285,9 @@ def refused(prior="log_uniform"):
         ),
         "IVON": lambda: bbb.fit(model, trained, data, optimizer="ivon", **loop),
         "a sampled KL": lambda: bbb.fit(model, trained, data, loss="trace", **loop),
+        "a sampled score": lambda: bbb.fit(model, trained, data, estimator="stl", **loop),
+        "sample": lambda: bbb.sample(model, data, seconds=1, progress=False),
+        "check": lambda: bbb.check(model, trained, data),
         **{
             name: lambda name=name: bbb.fit(model, bbb.guides.make(name, model), data, **loop)
             for name in (
