@@ -53,7 +53,7 @@ class Improper(dist.TorchDistribution):
     has_rsample = False
 
     def sample(self, sample_shape: Any = Size()) -> Tensor:
-        """Raise ValueError, except where the library asks for the shape of a draw alone."""
+        """Raise ValueError, except where only the shape of the draw is used."""
         if not only_shapes():
             self._refuse()
         return torch.randn(self._extended_shape(Size(sample_shape))).to(self.mean)
