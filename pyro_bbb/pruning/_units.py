@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Units taken out of their layers, so that the network becomes narrower.
 
-A unit is an output of a linear layer or a channel of a convolution. Its ratio is the lower one of
-its incoming weights (bias too) and of its outgoing weights, each as one group:
+A unit is an output of a linear layer or a channel of a convolution. It is silent without its
+outgoing weights, and without its incoming ones (bias too). The ratio of a unit is the norm of the
+signal-to-noise ratios of these or of those, whichever is lower:
 
 $$r = \min_{W \in \{\text{in},\, \text{out}\}}
-  \sqrt{\textstyle\sum_{j \in W} \mu_j^2 \,/\, \sum_{j \in W} \sigma_j^2}$$
+  \sqrt{\textstyle\sum_{j \in W} \mu_j^2 / \sigma_j^2}$$
+
+The posterior's log-density is $r^2 / 2$ nats lower where these weights are 0 than at their means.
 
 Which weights are outgoing is found by runs of the network on copies of one input. In copy i the
 output of unit i is NaN, and the weights of later layers that meet a NaN there read that unit. A
@@ -321,22 +324,23 @@ def _chosen(
     threshold: float | None,
 ) -> Tensor:
     """Return which of the sources are units that go."""
-    squares = torch.zeros(2, *free.shape, 2, dtype=torch.double, device=free.device)
-    incoming, outgoing = squares  # sums of squares of means and of deviations, [total, 2] each
+    sums = torch.zeros(2, *free.shape, 2, dtype=torch.double, device=free.device)
+    incoming, outgoing = sums  # of squared ratios, and numbers of weights left, [total, 2] each
     for layer, units in reached.items():
         for name, (of_outputs, of_inputs) in _axes(layer).items():
             moments = _moments(guide, layer, layers[layer], name)
             if moments is None or isinstance(layer, _PER_CHANNEL):
                 continue
-            both = torch.stack(moments).double().square()  # [2, *weight]
+            loc, scale = moments
+            squared = (loc.double() / scale).square().where(loc != 0, 0.0)
+            both = torch.stack([squared, ((loc != 0) | (scale != 0)).double()])  # [2, *weight]
             if of_outputs is not None:
                 incoming[sources[layer]] += _sums(both, of_outputs)
             if of_inputs is not None:
                 read, unit = units.any(0), units.byte().argmax(0)  # of each input
                 outgoing.index_add_(0, unit[read], _sums(both, of_inputs)[read])
-    means, variances = squares.unbind(-1)
-    ratios = (means / variances).sqrt().where(means != 0, 0.0).amin(0)
-    goes = free & (squares.sum(-1) == 0).any(0)
+    ratios = sums[..., 0].amin(0).sqrt()
+    goes = free & (sums[..., 1] == 0).any(0)
     candidates = (free & ratios.isfinite()).nonzero().flatten()
     if not len(candidates) and (fraction, threshold) != (None, None):
         raise ValueError(

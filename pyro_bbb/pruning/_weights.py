@@ -93,12 +93,12 @@ def prune(
     All layers and biases are ranked together. Give either ``fraction`` or ``threshold``.
 
     With ``units=True`` the network becomes narrower. A unit is an output of a linear layer or a
-    channel of a convolution. Its ratio is $\sqrt{\sum\mu^2 / \sum\sigma^2}$ of its incoming weights
-    and bias, or of its outgoing weights, whichever is lower. Units without incoming or without
-    outgoing weights always go; without ``fraction`` and ``threshold`` no others do. A unit stays
-    if a later layer reads it together with others (residual sums, layer normalisation, attention),
-    if it is an output of the network, or the last one of its layer. Priors are those of the
-    narrower layers: `priors.FanInNormal` widens.
+    channel of a convolution. Its ratio is $\sqrt{\sum\mu^2 / \sigma^2}$ over its incoming weights
+    and bias, or over its outgoing weights, whichever is lower. Units that have no incoming or no
+    outgoing weights left always go; without ``fraction`` and ``threshold`` no others do. A unit
+    stays if a later layer reads it together with others (residual sums, layer normalisation,
+    attention), if it is an output of the network, or as the last one of its layer. Priors are those
+    of the narrower layers: `priors.FanInNormal` widens.
 
     Args:
         guide: a trained guide; not changed.
