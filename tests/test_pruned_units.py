@@ -290,9 +290,11 @@ def test_ordinary_layers_become_narrower_too(where):
 
 
 PRIORS = ["horseshoe", "learned_normal", "learned_scale_mixture", "inverse_gamma", "log_uniform"]
+BY_NAME = {"*.weight": "horseshoe", "*": "laplace"}
+PER_INPUT = {"*": bbb.priors.make("horseshoe", per="input")}
 
 
-@pytest.mark.parametrize("prior", [*PRIORS, {"*.weight": "horseshoe", "*": "laplace"}])
+@pytest.mark.parametrize("prior", [*PRIORS, "normal_jeffreys", BY_NAME, PER_INPUT])
 def test_a_prior_becomes_narrower_with_its_weights(prior, tmp_path):
     model, guide = trained(bbb.BayesianMLP([4, 8, 6, 3], prior=prior))
     locs = {k: v for k, v in model.named_parameters() if k.endswith("_prior_loc")}
@@ -303,13 +305,16 @@ def test_a_prior_becomes_narrower_with_its_weights(prior, tmp_path):
     shapes = narrow_model.latent_shapes()
     assert shapes == narrow.latent_shapes() != guide.latent_shapes()
     stays = torch.isin(guide.loc("network.fc1.bias"), narrow.loc("network.fc1.bias"))
-    for name in ("network.fc1.weight_prior_scale", "network.fc1.weight_prior_loc"):
-        for values, left in ((locs, dict(narrow_model.named_parameters())),):
-            if name in values:
-                assert torch.equal(left[name], values[name][stays])
-        if name in shapes:
-            assert torch.equal(narrow.loc(name), guide.loc(name)[stays])
-    loss = "mean_field" if prior == "log_uniform" else None
+    left = dict(narrow_model.named_parameters())
+    if locs:
+        assert torch.equal(
+            left["network.fc1.weight_prior_loc"], locs["network.fc1.weight_prior_loc"][stays]
+        )
+    # scales of the rows of one layer, or of the columns of the next
+    scales = f"network.{'fc2' if prior is PER_INPUT else 'fc1'}.weight_prior_scale"
+    if scales in shapes:
+        assert torch.equal(narrow.loc(scales), guide.loc(scales)[stays])
+    loss = "mean_field" if prior in ("log_uniform", "normal_jeffreys") else None
     data = torch.randn(6, 4), torch.arange(6) % 3
     bbb.fit(narrow_model, narrow, data, epochs=1, progress=False, loss=loss)
     bbb.save(tmp_path / "narrow", narrow_model, narrow)
