@@ -335,6 +335,11 @@ METHODS = {
         draws=OUTPUT_DRAWS,
         train=by_fit("vbll", NORMAL, where="last.*", lr=1e-3),
     ),
+    "vbll_functions": Method(
+        label="last layer, prior of functions",
+        draws=OUTPUT_DRAWS,
+        train=by_fit("vbll", bbb.priors.FunctionNormal(weight=5), where="last.*", lr=1e-3),
+    ),
     "ivon": Method(label="IVON", draws=DRAWS, train=BY_IVON(times=2, temperature=0.1)),
     "ivon_warm": Method(
         label="IVON, temperature 0.3", draws=5, train=BY_IVON(times=2, temperature=0.3)
