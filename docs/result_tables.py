@@ -122,7 +122,7 @@ def record(name: str) -> dict[str, Any]:
     return content
 
 
-# --- results.md and the README ---
+# --- the README, results/index.md and the lab book ---
 
 
 def published() -> Table:
@@ -143,32 +143,87 @@ def minutes_of_seed(run: str, keys: str) -> str:
     return "–" if cell(figures, keys, 1, 0) == "–" else f"{seconds / 60:.0f} min"
 
 
-def headlines() -> Table:
-    """Return the README's choice, each published figure with its source."""
+def headline_rows() -> list[tuple[str, str, str, str]]:
+    """Return label, published figure with its source, ours and our record's name."""
     known = {figure[2:4]: figure for figure in FIGURES}
     rows = []
     for label, (run, keys, source) in HEADLINES.items():
         _, theirs, _, _, factor, digits = known[run, keys]
         theirs = "72.59" if run == "mnist_mlp" else theirs  # of the network without a layer
-        rows.append(
-            (label, f"{theirs}, {source}", cell(record(f"{run}_ours"), keys, factor, digits))
-        )
+        ours = cell(record(f"{run}_ours"), keys, factor, digits)
+        rows.append((label, f"{theirs}, {source}", ours, f"{run}_ours"))
     ten = record("posteriors_ensembles")["problems"]["fashion_ensemble10"]["ivon10"]["mean"]["nll"]
     ((_, theirs, _),) = posteriors.PROBLEMS["fashion_ensemble10"].published.values()
     label = "Fashion-MNIST, ten LeNet-5, one run: NLL (nats)"
-    rows.append((label, f"{theirs:.3f}, {UNCERTAINTY_BASELINES}", f"{ten:.3f}"))
+    published_nll = f"{theirs:.3f}, {UNCERTAINTY_BASELINES}"
+    rows.append((label, published_nll, f"{ten:.3f}", "posteriors_ensembles"))
     wide = record("paper_mnist_ours")["methods"][paper_mnist.MIXTURE]["1200"]
     paper = paper_mnist.PUBLISHED[paper_mnist.MIXTURE][1200]
     source = "[Blundell et al. 2015](https://arxiv.org/abs/1505.05424)"
     label = "MNIST, 1,200 units, scale mixture: error (%)"
-    rows.append((label, f"{paper:.2f}, {source}", cell(wide, "error", 100, 2)))
+    ours = cell(wide, "error", 100, 2)
+    rows.append((label, f"{paper:.2f}, {source}", ours, "paper_mnist_ours"))
     tables = record("uci_regression_ours")
     for name in ("energy", "yacht"):
         figures = uci_regression.rows_of(name, tables[name], "log_likelihood")
         *_, dropout, ours = map(uci_regression.shown, figures.values())
         label = f"UCI {name}, 20 splits: log-likelihood (nats)"
-        rows.append((label, f"{dropout}, {TUNED_DROPOUT}", ours))
-    columns = ("on test data, mean ± sd of 3 seeds; UCI: ± standard error", "published, by", "ours")
+        rows.append((label, f"{dropout}, {TUNED_DROPOUT}", ours, "uci_regression_ours"))
+    return rows
+
+
+COMPARED = "on test data, mean ± sd of 3 seeds; UCI: ± standard error", "published, by", "ours"
+
+
+def headlines() -> Table:
+    """Return the README's choice, each published figure with its source."""
+    return Table(COMPARED, [row[:3] for row in headline_rows()])
+
+
+def headlines_with_runs() -> Table:
+    """Return the same and learning in sequence, with commands and records."""
+    rows = headline_rows()
+    source = "[Nguyen et al. 2018](https://arxiv.org/abs/1710.10628)"
+    published = 100 * continual.PROTOCOLS["permuted"].published["VCL"]
+    ours = cell(record("continual")["protocols"]["permuted"]["vcl"], "accuracy", 100, 2)
+    label = "Permuted MNIST, ten tasks by VCL, no coreset: accuracy (%)"
+    rows.append((label, f"{published:.1f}, {source}", ours, "continual"))
+    runs = [
+        (
+            *cells,
+            f"`python {command(name, len(record(name).get('seeds', [0])))}`",
+            f"[{name}]({name}.json)",
+        )
+        for *cells, name in rows
+    ]
+    return Table((*COMPARED, "command", "record"), runs)
+
+
+def methods_for_tables() -> Table:
+    """Return mean ranks over all tables of numbers and of classes, a row for each method."""
+    groups = (tables.rank_table(*group) for group in record("tables")["ranks"].items())
+    regression, classes = (table for table in groups if "all tables" in table.columns[0])
+    found = {row[0]: (*row[1:3], "–", "–") for row in regression.rows}
+    for name, *ranks in classes.rows:
+        ours = name if name != "BayesianClassifier" else "BayesianRegressor"
+        found[ours] = (*found.get(ours, ("–", "–"))[:2], *ranks[:2])
+    names = {"BayesianRegressor": "`BayesianRegressor()`, `BayesianClassifier()`"}
+    columns = ("mean rank", "numbers: NLL", "CRPS", "classes: NLL", "Brier")
+    return Table(columns, [(names.get(name, name), *ranks) for name, ranks in found.items()])
+
+
+def posteriors_in_short() -> Table:
+    """Return likelihood, detection and cost of the posteriors of one network."""
+    found = record("posteriors")["problems"]["fashion_mlp"]
+    scores = posteriors.table(posteriors.PROBLEMS["fashion_mlp"], found)
+    detection = posteriors.ood_table(posteriors.PROBLEMS["fashion_mlp"], found)
+    chosen = [scores.columns.index(name) for name in ("NLL (nats)", "training", "prediction")]
+    epistemic = {row[0]: row[detection.columns.index("epistemic")] for row in detection.rows}
+    rows = []
+    for row in scores.rows:
+        nll, *costs = (row[k] for k in chosen)
+        rows.append((row[0], nll, epistemic[row[0]], *costs))
+    columns = (scores.columns[0], "NLL (nats)", "AUROC of digits (%)", "training", "prediction")
     return Table(columns, rows)
 
 
@@ -240,7 +295,7 @@ def runs() -> Table:
         seconds = run.get("processor_seconds", run.get("seconds"))
         seconds = sum(seconds.values()) if isinstance(seconds, dict) else seconds
         cells = (
-            f"[{path.stem}](results/{path.name})",
+            f"[{path.stem}](../results/{path.name})",
             f"`python {command(path.stem, len(run.get('seeds', [0])))}`",
             "–" if seconds is None else f"{seconds / 60:.0f}",
             MACHINES.get(run.get("device"), run.get("device")),
@@ -540,7 +595,12 @@ WIDTHS = [f"width {width}, batch 128" for width in (400, 800, 1200)]
 PAPER = record("paper_mnist_ours")["methods"]
 PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
     "README.md": {"headlines": headlines},
-    "docs/results.md": {
+    "docs/results/index.md": {
+        "published": headlines_with_runs,
+        "methods for tables": methods_for_tables,
+        "posteriors": posteriors_in_short,
+    },
+    "docs/development/lab_book.md": {
         "published": published,
         "runs": runs,
         "paper errors": lambda: paper_mnist.error_table(PAPER, paper_mnist.Config()),

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
-    *("README.md", "docs/results.md", "docs/performance.md", "docs/scaling.md", "docs/fidelity.md"),
+    *("README.md", "docs/results/index.md", "docs/performance.md", "docs/scaling.md"),
+    *("docs/fidelity.md", "docs/development/lab_book.md"),
     *("docs/guide/choose.md", "docs/guide/pruning_and_deploying.md"),
     "docs/guide/residual_networks.md",
     "docs/development/performance_log.md",
