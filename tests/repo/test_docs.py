@@ -113,7 +113,11 @@ RUN = [page for page in blocks.PAGES if any(block.reason is None for block in bl
 
 
 # packages that a page needs and some installation of `dev` may not have
-NEEDS = {"guide/search_settings": "optuna", "guide/bayesian_optimization": "botorch"}
+NEEDS = {
+    "guide/search_settings": "optuna",
+    "guide/bayesian_optimization": "botorch",
+    "tutorial": "fastapi",
+}
 
 
 @pytest.mark.slow
