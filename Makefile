@@ -4,11 +4,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
+DEMO := .venv/.demo
 LOWEST := .venv-lowest
 
 .PHONY: demo test test-slow test-lowest mutation lint docs docs-serve docs-version dist audit clean
 
-demo: $(READY)
+demo: $(DEMO)
 	$(BIN)/python experiments/quickstart.py
 
 # test-slow: notebooks, experiments, documentation, browser, several processes, LeNet-5.
@@ -68,10 +69,17 @@ audit: $(READY)
 	$(BIN)/python -m pip freeze --exclude-editable > .venv/audit/requirements.txt
 	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement .venv/audit/requirements.txt
 
-$(READY): pyproject.toml
+# What the demo needs: the library, and what its experiments import.
+$(DEMO): pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[cli]"
 	touch $@
+
+# What all else needs. A new pip, which knows groups; Python 3.11's own does not.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv --upgrade-deps .venv
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[all]" --group dev
+	touch $(DEMO) $@
 
 clean:
 	rm -rf .venv $(LOWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

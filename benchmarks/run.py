@@ -15,8 +15,9 @@ taken within rounds and relate to a deterministic network with fused Adam. Suite
 - ``predict``: 100 posterior draws for one input, for a hundred, for ten thousand;
 - ``memory``: the peak of a training step, in a process of its own.
 
-``pip install "pyro-bbb[benchmarks]"`` brings the other libraries; one that is missing, or broken by
-the versions here, is listed with the reason. With ``PYRO_BBB_DATA`` the epoch is one of MNIST.
+``pip install -e ".[cli]" --group benchmarks`` brings the other libraries; one that is missing, or
+broken by the versions here, is listed with the reason. With ``PYRO_BBB_DATA`` the epoch is one of
+MNIST.
 Printed tables end with the aims; ``benchmarks.json`` and the pictures go to ``--output``.
 Nothing else should run on the machine meanwhile. The GPU's path synchronises around every timing.
 """

@@ -7,7 +7,7 @@ FOLDER (by default ``$PYRO_BBB_DATA``) has ``airfoil/airfoil.csv``, ``uci/NAME/d
 ``mushroom/agaricus-lepiota.data``; the other tables come with scikit-learn or are made up. Gap
 splits test the middle third of the rows by a feature, tail splits the lowest and the highest sixth
 (Foong et al. 2019, arXiv:1906.11537). Inputs go to all methods alike, and no setting was chosen by
-test rows. Packages of rivals: ``pip install "pyro-bbb[comparison]"``.
+test rows. Packages of rivals: ``pip install --group comparison``.
 
 Every figure is a file: ours depend on the source of the library and are made again when it has
 changed; those of the other methods stay until ``--fresh METHOD`` asks for new ones. The report has

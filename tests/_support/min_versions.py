@@ -3,25 +3,30 @@
 
     python tests/_support/min_versions.py > requirements.txt
 
-``make test-lowest`` runs the suite with these. The extra ``benchmarks`` is left out: the suite uses
-nothing of it. Old versions have wheels for old Pythons only, so that the interpreter has to be the
-lowest one, too.
+``make test-lowest`` runs the suite with these: the library, its extras and the group ``dev``. Old
+versions have wheels for old Pythons only, so that the interpreter has to be the lowest one, too.
 """
 
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-LEFT_OUT = {"benchmarks"}
 
 
-def pins(project: dict[str, Any]) -> list[str]:
-    """``name==bound`` for each ``name>=bound`` of the ``[project]`` table and its extras."""
-    extras = project.get("optional-dependencies", {})
-    kept = [lines for name, lines in extras.items() if name not in LEFT_OUT]
-    lines = sum(kept, project["dependencies"])
+def group(pyproject: dict[str, Any], name: str) -> Iterator[str]:
+    """Requirements of a group and of those that it includes, in the order of the file."""
+    for line in pyproject["dependency-groups"][name]:
+        yield from [line] if isinstance(line, str) else group(pyproject, line["include-group"])
+
+
+def pins(pyproject: dict[str, Any]) -> list[str]:
+    """``name==bound`` for each ``name>=bound`` of the library, its extras and the group ``dev``."""
+    project = pyproject["project"]
+    extras = sum(project["optional-dependencies"].values(), [])
+    lines = [*project["dependencies"], *extras, *group(pyproject, "dev")]
     return [line.replace(">=", "==") for line in lines if not line.startswith(project["name"])]
 
 
@@ -31,8 +36,8 @@ def lowest_python(project: dict[str, Any]) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    declared = tomllib.loads(PYPROJECT.read_text())["project"]
-    lowest = lowest_python(declared)
+    declared = tomllib.loads(PYPROJECT.read_text())
+    lowest = lowest_python(declared["project"])
     if sys.version_info[: len(lowest)] != lowest:
         name = "python" + ".".join(map(str, lowest))
         sys.exit(f"the lowest versions need {name}: make test-lowest PYTHON={name}")

@@ -20,7 +20,7 @@ CONDA_NAMES = {
     "build": "python-build",
     "playwright": "playwright-python",
 }  # others are called the same
-# extras of packages that conda-forge does not have, or not with the others
+# groups of packages that conda-forge does not have, or not with the others
 PIP_ONLY = {"benchmarks", "peers", "comparison"}
 EXTRAS = {"apps": "play"}  # of packages that are not called as their extra
 
@@ -33,6 +33,9 @@ def project():
     return pyproject()["project"]
 
 
+GROUPS = pyproject()["dependency-groups"].keys()
+
+
 def parsed(lines):
     requirements = [Requirement(line) for line in lines]
     bounds = {canonicalize_name(r.name): str(r.specifier) for r in requirements}
@@ -40,11 +43,14 @@ def parsed(lines):
     return bounds
 
 
-def from_pyproject(without=frozenset()):
-    """Package to bounds: the library's dependencies and its extras, by their conda names."""
+def from_pyproject(extras=True, groups=frozenset()):
+    """Package to bounds, by conda's names: dependencies of the library, its extras and groups."""
     declared = project()
-    extras = declared["optional-dependencies"].items()
-    lines = declared["dependencies"] + sum((e for name, e in extras if name not in without), [])
+    written = pyproject()["dependency-groups"]
+    lines = [line for name in groups for line in written[name] if isinstance(line, str)]
+    lines += declared["dependencies"]
+    if extras:
+        lines = sum(declared["optional-dependencies"].values(), lines)
     own = [line for line in lines if Requirement(line).name == declared["name"]]
     bounds = parsed(line for line in lines if line not in own)
     bounds["python"] = declared["requires-python"]
@@ -66,14 +72,13 @@ def recipe():
     return yaml.safe_load(text)
 
 
-def test_the_environment_has_the_library_and_its_extras():
-    assert from_environment() == from_pyproject(without=PIP_ONLY)
+def test_the_environment_has_the_library_its_extras_and_groups():
+    assert from_environment() == from_pyproject(groups=GROUPS - PIP_ONLY)
 
 
 def test_the_recipe_has_the_library_alone():
     written = recipe()
-    extras = project()["optional-dependencies"]
-    assert parsed(written["requirements"]["run"]) == from_pyproject(without=extras)
+    assert parsed(written["requirements"]["run"]) == from_pyproject(extras=False)
     _, _, setuptools = written["requirements"]["host"]
     assert [Requirement(setuptools)] == [*map(Requirement, pyproject()["build-system"]["requires"])]
     scripts = [f"{name} = {target}" for name, target in project()["scripts"].items()]
@@ -86,7 +91,7 @@ def test_all_files_say_one_version():
 
 
 def test_every_bound_is_a_lower_bound():
-    for name, bound in from_pyproject().items():
+    for name, bound in from_pyproject(groups=GROUPS).items():
         assert bound.startswith(">=") and "," not in bound, f"{name}{bound}"
 
 
