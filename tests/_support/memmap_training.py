@@ -7,7 +7,6 @@ Prints, in bytes: what one process has kept at most before the training, and how
 """
 
 import json
-import resource
 import sys
 from pathlib import Path
 
@@ -39,6 +38,8 @@ class Blocks(Dataset):
 
 def kept():
     """The most memory that this process has had, in bytes."""
+    import resource  # Windows has none, and collects this file
+
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -116,6 +116,9 @@ def test_nothing_there(tmp_path):
 # --- files that have no end, or would fill the memory ---
 
 
+POSIX = pytest.mark.skipif(os.name != "posix", reason="no pipes, devices and alarms")
+
+
 def fifo(path):
     os.mkfifo(path)
 
@@ -160,6 +163,7 @@ READERS = {
 }
 
 
+@POSIX
 @pytest.mark.parametrize("make", [fifo, device, huge, a_folder])
 @pytest.mark.parametrize("name", READERS)
 def test_only_regular_files_of_a_bounded_size_are_read(tmp_path, impatient, name, make):
@@ -168,6 +172,7 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path, impatient, name
         READERS[name](tmp_path)
 
 
+@POSIX
 @pytest.mark.parametrize("make", [fifo, device, huge, a_folder])
 def test_so_are_tensors_and_what_a_save_replaces(saved, impatient, make):
     file = tensors_of(saved)

@@ -434,7 +434,7 @@ class Interrupting(torch.optim.SGD):
                 parameter.sub_(self.param_groups[0]["lr"] * parameter.grad)
             if self.taken == 5 and self.times:
                 self.times -= 1
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
 
 
 def interrupting(times):
@@ -485,7 +485,7 @@ def test_ctrl_c_in_a_callback_lets_it_finish():
     calls = []
 
     def callback(event):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         calls.append(event.epoch)
 
     assert fit(make(), callbacks=[callback]).interrupted
@@ -526,7 +526,7 @@ class Ended(TensorDataset):
 
     def __getitem__(self, row):
         if row == 20:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             raise RuntimeError("DataLoader worker is killed")
         return super().__getitem__(row)
 
