@@ -1,5 +1,5 @@
-# make demo | test | test-slow | mutation | lint | docs | docs-serve | docs-version | dist | audit | clean; each sets up .venv
-# when it is missing or older than pyproject.toml. make test-lowest has an environment of its own, new each time.
+# make demo | test | test-slow | mutation | lint | types | docs | docs-serve | docs-version | dist | audit | clean;
+# each sets up .venv when it is missing or older than pyproject.toml. make test-lowest has an environment of its own, new each time.
 # CONTRIBUTING.md has the plain commands behind them.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,7 +7,7 @@ READY := .venv/.installed
 DEMO := .venv/.demo
 LOWEST := .venv-lowest
 
-.PHONY: demo test test-slow test-lowest mutation lint docs docs-serve docs-version dist audit clean
+.PHONY: demo test test-slow test-lowest mutation lint types docs docs-serve docs-version dist audit clean
 
 demo: $(DEMO)
 	$(BIN)/python experiments/quickstart.py
@@ -38,6 +38,15 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# How complete the types of the public API are. The rest comes from base classes of Pyro and scikit-learn.
+types: $(READY)
+	$(PYTHON) -m venv --clear .venv/pyright
+	.venv/pyright/bin/python -m pip install --quiet "pyright[nodejs]"
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=. .venv/pyright/bin/pyright --ignoreexternal --verifytypes pyro_bbb \
+		> .venv/pyright/report.txt || true
+	grep -E "With|score" .venv/pyright/report.txt
+	! grep -A 1 "missing type annotation" .venv/pyright/report.txt
 
 # The documentation: into site/, or on a local port while one writes. (MkDocs Material's banner is off.)
 docs docs-serve docs-version: export NO_MKDOCS_2_WARNING = 1

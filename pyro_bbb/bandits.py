@@ -90,17 +90,19 @@ class ThompsonAgent:
         lr: float = 1e-3,
         estimator: str = "reparam",
     ) -> None:
-        self.model = checks.kind("model", model, BayesianModel)
-        self.guide = checks.kind("guide", guide, nn.Module)
-        self.encode = checks.function("encode", encode, "(contexts, action) -> inputs")
-        self.num_actions = checks.count("num_actions", num_actions)
-        self.memory = checks.count("memory", memory)
-        self.batch_size = checks.count("batch_size", batch_size)
-        self.num_batches = checks.count("num_batches", num_batches)
-        self.num_samples = checks.count("num_samples", num_samples)
-        self.temperature = checks.at_least_zero("temperature", temperature)
-        self.weigh_by = checks.one_of("weigh_by", weigh_by, ("seen", "memory"))
-        self.estimator = checks.one_of("estimator", estimator, ESTIMATORS)
+        self.model: BayesianModel = checks.kind("model", model, BayesianModel)
+        self.guide: nn.Module = checks.kind("guide", guide, nn.Module)
+        self.encode: Callable[..., Any] = checks.function(
+            "encode", encode, "(contexts, action) -> inputs"
+        )
+        self.num_actions: int = checks.count("num_actions", num_actions)
+        self.memory: int = checks.count("memory", memory)
+        self.batch_size: int = checks.count("batch_size", batch_size)
+        self.num_batches: int = checks.count("num_batches", num_batches)
+        self.num_samples: int = checks.count("num_samples", num_samples)
+        self.temperature: float = checks.at_least_zero("temperature", temperature)
+        self.weigh_by: str = checks.one_of("weigh_by", weigh_by, ("seen", "memory"))
+        self.estimator: str = checks.one_of("estimator", estimator, ESTIMATORS)
         parameters = (*guide.parameters(), *model.parameters())
         self._parameters = list(dict.fromkeys(p for p in parameters if p.requires_grad))
         if not self._parameters:
@@ -110,9 +112,9 @@ class ThompsonAgent:
             epsilon = torch.tensor(checks.fraction("epsilon", epsilon))
         elif not ((epsilon >= 0) & (epsilon <= 1)).all():
             raise ValueError(f"epsilon must be in [0, 1], got {epsilon}")
-        self.epsilon = epsilon.to(device)
+        self.epsilon: Tensor = epsilon.to(device)
         self._optimizer = _optimizer(optimizer, self._parameters, lr)
-        self.seen = torch.zeros((), dtype=torch.long, device=device)
+        self.seen: Tensor = torch.zeros((), dtype=torch.long, device=device)
         self._inputs: Tensor | None = None
         self._rewards: Tensor | None = None
         self._checked: set[Any] = set()  # shapes and dtypes that the network was tried on
@@ -260,10 +262,13 @@ class LinearRewards:
     ) -> None:
         zeros = partial(torch.zeros, num_actions, dtype=torch.float64, device=device)
         self.prior_scale = scale
-        self.precision = zeros(dim, dim) + prior_precision * torch.eye(dim, device=device)
-        self.moment, self.square = zeros(dim), zeros()  # Z'r, r'r
-        self.shape, self.scale = zeros() + shape, zeros() + scale
-        self.mean, self.root = zeros(dim), torch.linalg.cholesky(self.precision)
+        self.precision: Tensor = zeros(dim, dim) + prior_precision * torch.eye(dim, device=device)
+        self.moment: Tensor = zeros(dim)  # Z'r
+        self.square: Tensor = zeros()  # r'r
+        self.shape: Tensor = zeros() + shape
+        self.scale: Tensor = zeros() + scale
+        self.mean: Tensor = zeros(dim)
+        self.root: Tensor = torch.linalg.cholesky(self.precision)
 
     def add(self, features: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Add observations: features ``[n, dim]``, actions and rewards ``[n]``."""
@@ -350,14 +355,14 @@ class LastLayerAgent:
         optimizer: MakeOptimizer | None = None,
         lr: float = 1e-3,
     ) -> None:
-        self.features = checks.kind("features", features, nn.Module)
-        self.num_actions = checks.count("num_actions", num_actions)
-        self.num_features = checks.count("num_features", num_features)
-        self.memory = checks.count("memory", memory)
-        self.learn_every = checks.count("learn_every", learn_every)
-        self.learn_growth = checks.at_least_zero("learn_growth", learn_growth)
-        self.num_batches = checks.count("num_batches", num_batches)
-        self.batch_size = checks.count("batch_size", batch_size)
+        self.features: nn.Module = checks.kind("features", features, nn.Module)
+        self.num_actions: int = checks.count("num_actions", num_actions)
+        self.num_features: int = checks.count("num_features", num_features)
+        self.memory: int = checks.count("memory", memory)
+        self.learn_every: int = checks.count("learn_every", learn_every)
+        self.learn_growth: float = checks.at_least_zero("learn_growth", learn_growth)
+        self.num_batches: int = checks.count("num_batches", num_batches)
+        self.batch_size: int = checks.count("batch_size", batch_size)
         self._prior = (
             checks.positive("prior_precision", prior_precision),
             checks.positive("noise_shape", noise_shape),
@@ -369,7 +374,9 @@ class LastLayerAgent:
         self._device, dtype = parameters[0].device, parameters[0].dtype
         self._head = nn.Linear(num_features, num_actions, device=self._device, dtype=dtype)
         self._optimizer = _optimizer(optimizer, [*parameters, *self._head.parameters()], lr)
-        self.rewards, self.seen, self._learned_at = self._regressions(), 0, 0
+        self.rewards: LinearRewards = self._regressions()
+        self.seen: int = 0
+        self._learned_at = 0
         # contexts, actions and rewards, oldest first
         self._observed: deque[tuple[Tensor, ...]] = deque(maxlen=self.memory)
 

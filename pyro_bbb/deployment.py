@@ -383,8 +383,9 @@ class _Drawn(nn.Module):
 
     def __init__(self, network: nn.Module, likelihood: Any) -> None:
         super().__init__()
-        self.network, self.likelihood = network, likelihood
-        self.standard = likelihood.is_standard
+        self.network: nn.Module = network
+        self.likelihood: Any = likelihood
+        self.standard: bool = likelihood.is_standard
         self.names: set[str] = set()
 
     def weights(self) -> dict[str, Tensor]:

@@ -217,7 +217,9 @@ class NonFiniteError(ArithmeticError):
     """
 
     def __init__(self, what: str, names: list[str], step: int | None = None) -> None:
-        self.what, self.names, self.step = what, names, step
+        self.what: str = what
+        self.names: list[str] = names
+        self.step: int | None = step
         self.history: Any = None  # of the steps before, where `fit` raised it
         at = "" if step is None else f" at step {step}"
         where = ", ".join(dict.fromkeys(names)) or "the objective"
@@ -278,7 +280,8 @@ class MinibatchELBO(Trace_ELBO):
             vectorize_particles=vectorize and num_particles > 1,
             max_plate_nesting=1,  # the model's plate of the data
         )
-        self.closed_form, self.reads = closed_form, True
+        self.closed_form: bool = closed_form
+        self.reads: bool = True
         self.particles: list[Tensor] = []
         self._kl_weight: float | Tensor = 1.0
         self._reparametrized: bool | None = None

@@ -148,8 +148,8 @@ class Latents(Mapping[str, Latent]):
         self._sizes = [shape.numel() for shape in self._shapes]
         ends = list(accumulate(self._sizes, initial=0))
         bounds = zip(self, pairwise(ends), strict=True)
-        self.slices = {name: slice(start, stop) for name, (start, stop) in bounds}
-        self.size = ends[-1]
+        self.slices: dict[str, slice] = {name: slice(start, stop) for name, (start, stop) in bounds}
+        self.size: int = ends[-1]
 
     @classmethod
     def of_sites(cls, sites: Mapping[str, Site], onto: Bijection = biject_to) -> Latents:

@@ -50,7 +50,7 @@ class Likelihood(PyroModule):
     def __init__(self, *, missing: str = "raise") -> None:
         super().__init__()
         if one_of("missing", missing, ["raise", "ignore"]) == "ignore":
-            self.ignored = "nan"
+            self.ignored: int | None = "nan"
 
     @property
     def is_standard(self) -> bool:
@@ -206,7 +206,9 @@ class Categorical(Likelihood):
 
     def __init__(self, *, ignore_index: int | None = None) -> None:
         super().__init__()
-        self.ignored = None if ignore_index is None else as_seed("ignore_index", ignore_index)
+        self.ignored: int | None = (
+            None if ignore_index is None else as_seed("ignore_index", ignore_index)
+        )
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return the outputs as logits; ValueError if they have no class dimension."""

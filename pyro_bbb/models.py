@@ -97,7 +97,7 @@ class BayesianModel(PyroModule):
                     module._pyro_context = context
         self.network = network
         self.likelihood = likelihood
-        self.num_data = count("num_data", num_data)
+        self.num_data: int = count("num_data", num_data)
         name_parts(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,9 @@ class SeveralInputs:
     def __init__(
         self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], weight: Tensor | None = None
     ) -> None:
-        self.args, self.kwargs, self.weight = args, kwargs, weight
+        self.args: tuple[Tensor, ...] = args
+        self.kwargs: dict[str, Tensor] = kwargs
+        self.weight: Tensor | None = weight
         if not (args or kwargs):
             raise ValueError("x must hold at least one tensor, got none")
         rows = {name: len(x) if x.dim() else 0 for name, x in self.parts.items()}

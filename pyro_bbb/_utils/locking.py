@@ -49,7 +49,8 @@ class cached_property(Generic[Result]):  # noqa: N801
     """A `functools.cached_property` without lock: that of Python 3.11 stops compilers and forks."""
 
     def __init__(self, function: Callable[[Any], Result]) -> None:
-        self.function, self.__doc__ = function, function.__doc__
+        self.function: Callable[[Any], Result] = function
+        self.__doc__ = function.__doc__
 
     @overload
     def __get__(self, instance: None, owner: Any) -> cached_property[Result]: ...

@@ -11,7 +11,7 @@ from pyro_bbb._utils.extras import MissingExtra, extra
 try:
     with extra("cli"):
         from pyro_bbb.apps.command_line import main
-except MissingExtra as error:
-    raise SystemExit(str(error)) from error
+except MissingExtra as _error:
+    raise SystemExit(str(_error)) from _error
 
 __all__ = ["main"]

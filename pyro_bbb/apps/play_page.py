@@ -17,7 +17,11 @@ import numpy as np
 import torch
 from nicegui import run, ui
 from nicegui.element import Element
+from nicegui.elements.html import Html
+from nicegui.elements.label import Label
+from nicegui.elements.toggle import Toggle
 from nicegui.events import GenericEventArguments
+from torch import Tensor
 
 from pyro_bbb.apps import play_answers as html
 from pyro_bbb.apps import strokes as drawings
@@ -116,10 +120,10 @@ class Digits:
         self.strokes: list[list[list[float]]] = []
         self.answers: dict[str, ClassificationPrediction] = {}
         self.panels: dict[str, ui.html] = {}
-        self.spoken = _announcer()
+        self.spoken: Label = _announcer()
         with ui.element("div").classes("columns digits"):
             with _card("Draw a digit from 0 to 9"):
-                self.pad = _Pad().classes("pad")
+                self.pad: _Pad = _Pad().classes("pad")
                 self.pad.on("drawn", lambda event: self.draw(event.args))
                 self.pad.on("down", lambda: self.spoken.set_text("The pen is down."))
                 words = "Keys: arrows move the pen, space sets it down or lifts it."
@@ -134,11 +138,13 @@ class Digits:
                     self.panels[words] = ui.html(sanitize=False)
             with _card("How it decides"):
                 with ui.element("div").classes("aside"):
-                    self.seen = ui.html(sanitize=False)
+                    self.seen: Html = ui.html(sanitize=False)
                     ui.label("What the networks see: 8x8 pixels.").classes("soft")
-                self.rule = ui.label().classes("soft")
+                self.rule: Label = ui.label().classes("soft")
                 label = "Threshold of the probability"
-                self.threshold = _Slider(label, most=1, step=0.01, value=0.5, action=self.show)
+                self.threshold: _Slider = _Slider(
+                    label, most=1, step=0.01, value=0.5, action=self.show
+                )
                 ui.label(_SCRIBBLES).classes("soft")
         self.draw([])
 
@@ -183,13 +189,14 @@ class Points:
     """The tab of a regression: a plot to click on, and buttons and fields that do the same."""
 
     def __init__(self) -> None:
-        self.points = list[tuple[float, float]]()
+        self.points: list[tuple[float, float]] = []
         self.band: RegressionPrediction | None = None
-        self.learning = self.stale = False
+        self.learning: bool = False
+        self.stale: bool = False
         with ui.element("div").classes("columns curve"):
             with _card("Click to place a point; the band follows"):
-                self.plot = ui.html(sanitize=False).on("click", self.click, js_handler=_CLICK)
-                self.status = ui.label().classes("soft status").props("role=status")
+                self.plot: Html = ui.html(sanitize=False).on("click", self.click, js_handler=_CLICK)
+                self.status: Label = ui.label().classes("soft status").props("role=status")
             with _card("Points"):
                 with ui.element("div").classes("buttons"):
                     fields = [
@@ -259,28 +266,28 @@ class Shift:
     """The tab of shift: a held-out digit, its angle, and the answers of the networks."""
 
     def __init__(self) -> None:
-        self.latest = 0  # number of the last request
+        self.latest: int = 0  # number of the last request
         self.panels: list[tuple[str, Classifier, ui.html]] = []
-        self.body = ui.element("div").classes("columns digits")
+        self.body: Element = ui.element("div").classes("columns digits")
         with self.body, _card("Rotate a digit"):
             ui.html(_TRAINING, sanitize=False)
-        self.spoken = _announcer()
+        self.spoken: Label = _announcer()
 
     def enable(self, bayesian: Classifier, deterministic: Classifier) -> None:
         """Show the controls, and the answers of the trained networks."""
-        self.digits = unseen_digits()
+        self.digits: dict[str, Tensor] = unseen_digits()
         titles = f"Bayesian: {DRAWS} networks vote", "Deterministic: one network"
         self.body.clear()
         with self.body:
             with _card("Rotate a digit"):
                 names = list(self.digits)
-                self.digit = ui.toggle(names, value=names[0], on_change=self.show)
+                self.digit: Toggle = ui.toggle(names, value=names[0], on_change=self.show)
                 self.digit.classes("choices").props("toggle-color=action toggle-text-color=paper")
                 self.digit.props('role=group aria-label="Digit" no-caps dense unelevated spread')
-                self.picture = ui.html(sanitize=False).classes("turned")
-                self.words = ui.label()
+                self.picture: Html = ui.html(sanitize=False).classes("turned")
+                self.words: Label = ui.label()
                 label = "Rotation in degrees"
-                self.angle = _Slider(label, most=180, step=5, value=0, action=self.show)
+                self.angle: _Slider = _Slider(label, most=180, step=5, value=0, action=self.show)
             for words, classifier in zip(titles, (bayesian, deterministic), strict=True):
                 with _card(words).classes("panel"):
                     self.panels.append((words, classifier, ui.html(sanitize=False)))
@@ -320,7 +327,8 @@ class _Slider(Element, component="slider.js"):
         self, label: str, *, most: float, step: float, value: float, action: Callable[[], object]
     ) -> None:
         super().__init__()
-        self.value, self.action = value, action
+        self.value: float = value
+        self.action: Callable[[], object] = action
         self._props.update(min=0, max=most, step=step, initial=value, label=label)
         self.on("moved", self._move, throttle=0.05)
 

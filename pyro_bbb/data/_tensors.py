@@ -90,8 +90,9 @@ class Minibatches:
             raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
         if generator is not None and generator.device.type != "cpu":
             raise ValueError(f"generator must be on the CPU, got one on {generator.device}")
-        self.x, self.y = x, y
-        self.batch_size = count("batch_size", batch_size)
+        self.x: Any = x
+        self.y: Tensor = y
+        self.batch_size: int = count("batch_size", batch_size)
         self.least = 1  # rows of a last batch; fewer join the batch before
         self.shuffle = shuffle
         self.generator = generator

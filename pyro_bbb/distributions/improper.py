@@ -79,10 +79,10 @@ class LogUniform(Improper):
         validate_args: whether to check arguments and values, as for all distributions of Pyro.
     """
 
-    arg_constraints = {"loc": constraints.real}
+    arg_constraints: Any = {"loc": constraints.real}
 
     def __init__(self, loc: float | Tensor = 0.0, validate_args: bool | None = None) -> None:
-        self.loc = loc if isinstance(loc, Tensor) else torch.tensor(float(loc))
+        self.loc: Tensor = loc if isinstance(loc, Tensor) else torch.tensor(float(loc))
         super().__init__(self.loc.shape, validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> LogUniform:
@@ -118,13 +118,15 @@ class NormalJeffreysGroups(Improper):
         group_dim: dimension of the tensor that indexes its groups; ``None`` makes it one group.
     """
 
-    arg_constraints = {}
+    arg_constraints: Any = {}
 
     def __init__(self, loc: Tensor, group_dim: int | None) -> None:
         self.loc = loc
-        self.dims = tuple(i - loc.dim() for i in range(loc.dim()) if i != group_dim)
+        self.dims: tuple[int, ...] = tuple(
+            i - loc.dim() for i in range(loc.dim()) if i != group_dim
+        )
         """Dimensions along a group, from the last."""
-        self.support = constraints.independent(constraints.real, loc.dim())
+        self.support: Any = constraints.independent(constraints.real, loc.dim())
         super().__init__(Size(), loc.shape, validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> NormalJeffreysGroups:

@@ -73,7 +73,7 @@ class SoftplusNormal(SummedNormal):
         rho: unconstrained scale, same shape; the standard deviation is ``softplus(rho)``.
     """
 
-    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
+    arg_constraints: Any = {"loc": constraints.real, "scale": constraints.positive}
 
     def __init__(self, loc: Tensor, rho: Tensor) -> None:
         loc, scale = torch.broadcast_tensors(loc, softplus(rho))
@@ -103,9 +103,10 @@ class PrunedNormal(SoftplusNormal):
     """
 
     def __init__(self, loc: Tensor, rho: Tensor) -> None:
-        self.unpruned = rho > -math.inf
+        self.unpruned: Tensor = rho > -math.inf
         super().__init__(loc.where(self.unpruned, 0.0), rho.where(self.unpruned, 0.0))
-        self.remaining, self.scale = self.scale, self.scale.where(self.unpruned, 0.0)
+        self.remaining: Tensor = self.scale
+        self.scale: Tensor = self.remaining.where(self.unpruned, 0.0)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PrunedNormal:
         new = super().expand(batch_shape, self._get_checked_instance(PrunedNormal, _instance))

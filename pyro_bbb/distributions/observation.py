@@ -28,15 +28,16 @@ class Stacked(dist.TorchDistribution):
         draws: shape of the draws.
     """
 
-    arg_constraints = {}
-    support = property(lambda self: self.parts[0].support)
-    logits = property(lambda self: self._stack([p.logits for p in self.parts]))
-    mean = property(lambda self: self._stack([p.mean for p in self.parts]))
-    variance = property(lambda self: self._stack([p.variance for p in self.parts]))
-    stddev = property(lambda self: self._stack([p.stddev for p in self.parts]))
+    arg_constraints: Any = {}
+    support: Any = property(lambda self: self.parts[0].support)
+    logits: Any = property(lambda self: self._stack([p.logits for p in self.parts]))
+    mean: Any = property(lambda self: self._stack([p.mean for p in self.parts]))
+    variance: Any = property(lambda self: self._stack([p.variance for p in self.parts]))
+    stddev: Any = property(lambda self: self._stack([p.stddev for p in self.parts]))
 
     def __init__(self, parts: list[Any], draws: torch.Size) -> None:
-        self.parts, self.draws = parts, draws
+        self.parts: list[Any] = parts
+        self.draws: torch.Size = draws
         shape, event_shape = parts[0].batch_shape, parts[0].event_shape
         super().__init__(draws + shape, event_shape, validate_args=False)
 
@@ -87,7 +88,8 @@ class Categorical(dist.Categorical):
     """
 
     def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
-        self.logits = self._param = logits.log_softmax(-1)
+        self._param = logits.log_softmax(-1)
+        self.logits: Any = self._param
         self._num_events = logits.shape[-1]
         Distribution.__init__(self, logits.shape[:-1], validate_args=validate_args)
 

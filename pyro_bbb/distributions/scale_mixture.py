@@ -60,13 +60,16 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         TypeError: a parameter is neither a number nor a tensor.
     """
 
-    arg_constraints = {
+    arg_constraints: Any = {
         "pi": constraints.unit_interval,
         "sigma1": constraints.positive,
         "sigma2": constraints.positive,
     }
-    support = constraints.real
+    support: Any = constraints.real
     has_rsample = False
+    pi: Tensor
+    sigma1: Tensor
+    sigma2: Tensor
 
     def __init__(
         self,

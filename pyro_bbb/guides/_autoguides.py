@@ -60,6 +60,8 @@ class _Support(NamedTuple):
 class PrototypeFromLatents(AutoGuide):
     """Base of Pyro's autoguide in a wrapped one: the latents replace a run of the model."""
 
+    prototype_trace: Any
+
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         (self.prototype_trace,) = args
         frames = [f for latent in self._latents.values() for f in latent.frames]
@@ -229,7 +231,7 @@ class LowRank(JointAutoguide, autoguide.AutoLowRankMultivariateNormal, Prototype
         return PartsNormal(q.loc, [LowRankPlusDiagonal(everything, q.cov_factor, scale)])
 
     def _build(self, known: Trace) -> None:
-        self.rank = self._rank
+        self.rank: int | None = self._rank
         super()._build(known)
 
 
@@ -289,7 +291,7 @@ class Flow(JointAutoguide, autoguide.AutoIAFNormal, PrototypeFromLatents):
         self._num_transforms = count("num_transforms", num_transforms)
         self._find_declared()
 
-    median = Guide.median  # which raises TypeError
+    median: Callable[..., dict[str, Tensor]] = Guide.median  # which raises TypeError
 
     def get_base_dist(self) -> Any:
         return dist.Normal(torch.zeros_like(self.loc), torch.ones_like(self.loc)).to_event(1)
@@ -313,15 +315,15 @@ class Flow(JointAutoguide, autoguide.AutoIAFNormal, PrototypeFromLatents):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
-        self.loc = nn.Parameter(self._init_loc())
-        self.scale = PyroParam(
+        self.loc: nn.Parameter = nn.Parameter(self._init_loc())
+        self.scale: Any = PyroParam(
             torch.full_like(self.loc, self._init_scale), constraints.softplus_positive
         )
         widths = [self._hidden_dim or self.latent_dim]
         flow = iterated(
             self._num_transforms, affine_autoregressive, self.latent_dim, hidden_dims=widths
         )
-        self.transform = flow.to(self.loc)
+        self.transform: Any = flow.to(self.loc)
         for transform in self.transform:
             for parameter in transform.arn.layers[-1].parameters():
                 nn.init.zeros_(parameter)
@@ -379,8 +381,8 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
-        self.loc = nn.Parameter(self._init_loc())
-        self.parts = nn.ModuleList(self._unknown_parts())
+        self.loc: nn.Parameter = nn.Parameter(self._init_loc())
+        self.parts: nn.ModuleList = nn.ModuleList(self._unknown_parts())
 
     def _unknown_parts(self) -> list[CovariancePart]:
         """Return the parts of the covariance, not yet with values."""

@@ -54,6 +54,8 @@ class Guide(AutoGuide):
         ValueError: an unknown ``init_loc``.
     """
 
+    master: Any  # of Pyro's guide
+    prototype_trace: Any
     has_normal_outputs = False
     """Whether the network's outputs are Normal under it, without linearisation."""
 
@@ -67,7 +69,7 @@ class Guide(AutoGuide):
         self._model = (model,)  # Pyro's own guides hold it inside a handler
         if init_loc is None and hasattr(model, "initial_locs"):
             init_loc = model.initial_locs()
-        self.initialise = as_initialiser(init_loc)
+        self.initialise: Callable[[Site], Tensor] = as_initialiser(init_loc)
         self._refuse_unknown = partial(refuse_unknown, init_loc)
         self._kl_weight_at = position_of_kl_weight(model)
         self._latents = Latents()

@@ -48,7 +48,7 @@ class Ensemble(Guide):
         size = count("size", size)
         function("make_member", make_member, "(model) -> guide")
         super().__init__(model)
-        self.turn = 0
+        self.turn: int = 0
         self.add_module("member", PyroModule())
         for _ in range(size):
             self.add(make_member(model))

@@ -85,7 +85,8 @@ class LinearizationWarning(UserWarning):
     """
 
     def __init__(self, draws: float, linearized: float) -> None:
-        self.draws, self.linearized = draws, linearized
+        self.draws: float = draws
+        self.linearized: float = linearized
         super().__init__(
             f"draws of the weights give training examples {draws:.3g} nats each (negative "
             f"log-likelihood), the linearised network {linearized:.3g}: use "

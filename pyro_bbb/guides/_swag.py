@@ -122,7 +122,7 @@ class SWAG(PointThenNormal):
         self._rank = count("rank", rank, least=2)
         self._start = below_one("start", start)
         self._every = None if every is None else count("every", every)
-        self.iterates = Iterates()
+        self.iterates: Iterates = Iterates()
         self._find_declared()
 
     @property

@@ -235,12 +235,13 @@ class PartsNormal(TorchDistribution):
         parts: covariances of ranges that do not overlap.
     """
 
-    arg_constraints = {"loc": constraints.real_vector}
-    support = constraints.real_vector
+    arg_constraints: Any = {"loc": constraints.real_vector}
+    support: Any = constraints.real_vector
     has_rsample = True
 
     def __init__(self, loc: Tensor, parts: list[CovariancePart]) -> None:
-        self.loc, self.parts = loc, parts
+        self.loc: Tensor = loc
+        self.parts: list[CovariancePart] = parts
         super().__init__(event_shape=loc.shape, validate_args=False)
 
     def std(self) -> Tensor:

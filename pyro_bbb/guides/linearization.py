@@ -295,7 +295,7 @@ class LayerUses(TorchFunctionMode):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.tensors = {id(value): name for name, value in tensors.items()}
+        self.tensors: dict[int, str] = {id(value): name for name, value in tensors.items()}
         self.uses: list[LayerUse] = []
 
     def __torch_function__(

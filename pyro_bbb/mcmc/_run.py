@@ -46,7 +46,8 @@ class DivergedError(ArithmeticError):
     """
 
     def __init__(self, chain: int, step: int) -> None:
-        self.chain, self.step = chain, step
+        self.chain: int = chain
+        self.step: int = step
         self.chains: Any = None
         super().__init__(
             f"energy or gradient of chain {chain} is not finite at step {step}; the samples before "

@@ -43,7 +43,8 @@ class BayesianLinear(nn.Linear, PyroModule):
         ValueError: a size is not a positive integer, or the prior does not fit.
     """
 
-    plain_class, __repr__ = nn.Linear, repr_unseen
+    plain_class: type[nn.Module] = nn.Linear
+    __repr__ = repr_unseen
 
     def __init__(
         self,
@@ -85,7 +86,8 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
             groups, an unknown name, or the prior does not fit.
     """
 
-    plain_class, __repr__ = nn.Conv2d, repr_unseen
+    plain_class: type[nn.Module] = nn.Conv2d
+    __repr__ = repr_unseen
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class BayesianMLP(nn.Sequential, PyroModule):
             does not fit.
     """
 
-    plain_class = nn.Sequential
+    plain_class: type[nn.Module] = nn.Sequential
 
     def __init__(
         self,
@@ -203,7 +205,7 @@ class Offset(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.values = nn.Parameter(torch.zeros(size), requires_grad=False)
+        self.values: nn.Parameter = nn.Parameter(torch.zeros(size), requires_grad=False)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return the outputs plus the constants."""
@@ -227,8 +229,8 @@ class BayesianLeNet5(nn.Sequential, PyroModule):
         ValueError: ``num_classes`` is not a positive integer, or the prior does not fit.
     """
 
-    plain_class = nn.Sequential
-    input_shape = (1, 28, 28)
+    plain_class: type[nn.Module] = nn.Sequential
+    input_shape: tuple[int, int, int] = (1, 28, 28)
 
     def __init__(self, num_classes: int = 10, *, prior: PriorLike | None = None) -> None:
         num_classes = count("num_classes", num_classes)

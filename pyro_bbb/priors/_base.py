@@ -83,7 +83,7 @@ class Independent(Prior):
                 "prior must be a distribution of single weights (event_shape []), got "
                 f"{type(distribution).__name__} with event_shape {list(distribution.event_shape)}"
             )
-        self.distribution = distribution
+        self.distribution: Distribution = distribution
         self._expanded: dict[Size, Distribution] = {}
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
@@ -113,7 +113,9 @@ class Function(Prior):
 
     def __init__(self, function: PriorFunction) -> None:
         super().__init__()
-        self.function = checks.function("function", function, "(module, name, shape)")
+        self.function: PriorFunction = checks.function(
+            "function", function, "(module, name, shape)"
+        )
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """Return the callable's distribution, expanded to ``shape``."""
@@ -159,8 +161,9 @@ class ByName(Prior):
                 raise TypeError(f"the patterns of a prior must be strings, got {pattern!r}")
         if not patterns:
             raise ValueError("prior must not be an empty dict")
-        self._prefix, self.patterns = _prefix, tuple(patterns)
-        self.priors = nn.ModuleList(as_prior(prior) for prior in patterns.values())
+        self._prefix = _prefix
+        self.patterns: tuple[str, ...] = tuple(patterns)
+        self.priors: nn.ModuleList = nn.ModuleList(as_prior(prior) for prior in patterns.values())
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """Return the distribution of the weight by the chosen prior."""

@@ -38,8 +38,8 @@ class FanInNormal(Prior):
 
     def __init__(self, gain: float = math.sqrt(2)) -> None:
         super().__init__()
-        self.gain = positive("gain", gain)
-        self.by_fan_in = nn.ModuleDict()
+        self.gain: float = positive("gain", gain)
+        self.by_fan_in: nn.ModuleDict = nn.ModuleDict()
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """Return the Normal whose scale fits the fan-in of ``shape``."""

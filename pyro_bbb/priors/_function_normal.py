@@ -76,11 +76,14 @@ class FunctionNormal(Prior):
         kernel: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.scale, self.weight = checks.positive("scale", scale), checks.positive("weight", weight)
-        self.num_points = checks.count("num_points", num_points)
-        self.noise = checks.at_least_zero("noise", noise)
-        self.kernel = kernel if kernel is None else checks.function("kernel", kernel, "(points)")
-        self.context = _checked(context)
+        self.scale: float = checks.positive("scale", scale)
+        self.weight: float = checks.positive("weight", weight)
+        self.num_points: int = checks.count("num_points", num_points)
+        self.noise: float = checks.at_least_zero("noise", noise)
+        self.kernel: Callable[[Tensor], Tensor] | None = (
+            kernel if kernel is None else checks.function("kernel", kernel, "(points)")
+        )
+        self.context: Context | None = _checked(context)
         self.register_buffer("zero", torch.zeros(()), persistent=False)
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:

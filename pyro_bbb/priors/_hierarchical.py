@@ -84,7 +84,7 @@ class HierarchicalNormal(Prior):
             raise ValueError(f"{self.kind} must be a scalar distribution, got {latent}")
         if not getattr(latent.support, "lower_bound", -math.inf) >= 0:
             raise ValueError(f"{self.kind} must be a distribution on positive values, got {latent}")
-        self.hyperprior = Independent(latent)
+        self.hyperprior: Independent = Independent(latent)
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
         """Register the latent scales on the module."""

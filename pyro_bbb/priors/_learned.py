@@ -50,9 +50,9 @@ class LearnedScaleMixture(Prior):
         pi = probability("pi", pi)
         sigma1, sigma2 = positive("sigma1", sigma1), positive("sigma2", sigma2)
         self._initial = pi, sigma1, sigma2
-        self.logit = nn.Parameter(torch.tensor(math.log(pi) - math.log1p(-pi)))
-        self.log_sigma1 = nn.Parameter(torch.tensor(math.log(sigma1)))
-        self.log_sigma2 = nn.Parameter(torch.tensor(math.log(sigma2)))
+        self.logit: nn.Parameter = nn.Parameter(torch.tensor(math.log(pi) - math.log1p(-pi)))
+        self.log_sigma1: nn.Parameter = nn.Parameter(torch.tensor(math.log(sigma1)))
+        self.log_sigma2: nn.Parameter = nn.Parameter(torch.tensor(math.log(sigma2)))
 
     @property
     def pi(self) -> Tensor:

@@ -19,7 +19,8 @@ class SitePrior:
     """Distribution of a `PyroSample`, from the prior that the module, or its copy, has."""
 
     def __init__(self, name: str, shape: Sequence[int]) -> None:
-        self.name, self.shape = name, Size(shape)
+        self.name: str = name
+        self.shape: Size = Size(shape)
 
     def __call__(self, module: nn.Module) -> Distribution:
         """Return the prior of the module's weight."""

@@ -86,7 +86,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
         rows, labels = self._checked(X, y, used, reset=first)
         check_classification_targets(labels)
         if first:
-            self.classes_ = unique_labels(labels if classes is None else classes)
+            self.classes_: NDArray[Any] = unique_labels(labels if classes is None else classes)
             if len(self.classes_) < 2:
                 only = f"1 class, {self.classes_[0]!r}"
                 raise ValueError(f"y must hold at least two classes, got {only}")

@@ -276,6 +276,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         """Learn from checked rows: a new network, or without a likelihood on from further rows."""
         if likelihood is not None:
             self._seed = as_random_seed(self.random_state)
+            self.x_scaling_: Standardization
             x, self.x_scaling_ = standardize(rows.x, sample_weight=rows.weight)
             learned = learn(
                 self, likelihood, replace(rows, x=x), outputs, self._seed, by_guide=by_guide
@@ -454,9 +455,10 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         }
 
     def _restore(self, record: dict[str, Any]) -> None:
-        self._seed, self.n_features_in_ = record["seed"], record["features"]
+        self._seed = record["seed"]
+        self.n_features_in_: int = record["features"]
         if record["names"] is not None:
-            self.feature_names_in_ = np.array(record["names"], dtype=object)
+            self.feature_names_in_: NDArray[Any] = np.array(record["names"], dtype=object)
         size = self.n_features_in_
         self.columns_ = ColumnEncoding(**record["columns"])
         if any(len(values) != size for values in asdict(self.columns_).values()):

@@ -102,6 +102,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
         columns = torch.tensor(targets.reshape(len(targets), -1))  # [n, targets]
         likelihood, outputs = None, columns.shape[1]
         if first:
+            self.y_scaling_: Standardization
             scaled, self.y_scaling_ = standardize(columns, sample_weight=weight)
             likelihood = make_noise(self.noise, self.y_scaling_.scale)
             if not likelihood.has_unit:  # counts keep their scale

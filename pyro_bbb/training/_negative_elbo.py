@@ -83,8 +83,11 @@ class NegativeELBO(nn.Module):
         reduction: str,
     ) -> None:
         super().__init__()
-        self.model, self.guide = model, guide
-        self.options, self.temperature, self.reduction = options, temperature, reduction
+        self.model: BayesianModel = model
+        self.guide: nn.Module = guide
+        self.options: dict[str, Any] = options
+        self.temperature: float = temperature
+        self.reduction: str = reduction
         self.parts = None
         self._programs: tuple[Any, Any, MinibatchELBO] | None = None
 
