@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of ``pyro-bbb play``: tabs to draw digits, to place points and to rotate digits.
 
-NiceGUI serves it with everything that it needs; nothing is asked of another server. Each visitor
-has their own tabs. The tab of shift compares the Bayesian network with a deterministic one with the
-same layers, prior, data and epochs, the maximum a posteriori.
+NiceGUI serves it with everything that it needs; it loads nothing from another server. Each visitor
+has their own tabs. The tab of shift compares the Bayesian neural network with a deterministic one
+of the same layers, prior, data and epochs, the maximum a posteriori.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _SCRIBBLES = (
     "The networks also learned scribbles, with random labels. So they give a scribble a high "
     "aleatoric uncertainty; the posterior alone, without them, refuses half of them."
 )
-_LIMIT = "Chains of networks that fit the points: where there are none, they disagree."
+_LIMIT = (
+    "Markov chains draw networks that fit the points. Where there are no points, the networks "
+    "disagree, and the band opens."
+)
 _RULE = (
     "Both networks have the same layers, prior, training data and epochs; the deterministic one is "
     "the maximum a posteriori. Neither has seen this digit, or any digit rotated by more than 8 "
@@ -281,7 +284,8 @@ class Shift:
         with self.body:
             with _card("Rotate a digit"):
                 names = list(self.digits)
-                self.digit: Toggle = ui.toggle(names, value=names[0], on_change=self.show)
+                # a 4 turns into no digit; 0, 1 and 8 turn into themselves, 6 and 9 into each other
+                self.digit: Toggle = ui.toggle(names, value="4", on_change=self.show)
                 self.digit.classes("choices").props("toggle-color=action toggle-text-color=paper")
                 self.digit.props('role=group aria-label="Digit" no-caps dense unelevated spread')
                 self.picture: Html = ui.html(sanitize=False).classes("turned")

@@ -240,6 +240,9 @@ def test_the_shift_tab_shows_what_predict_says(page, start):
     _, (x, y) = bbb.data.split(x.float() / 16, y, fraction=0.1, seed=0)
     seven = x[y == 7][0].view(1, 1, 8, 8)
     open_tab(page, "Shift")
+    sync_api.expect(page.get_by_role("button", name="4", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
     page.get_by_role("button", name="7", exact=True).click()
     slider = page.get_by_role("slider", name="Rotation in degrees")
     for _ in range(12):
