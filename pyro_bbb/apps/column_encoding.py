@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,8 @@ import polars as pl
 from numpy.typing import NDArray
 from polars import selectors as cs
 
-from pyro_bbb.apps.command_line import BadInput, Missing, Task
-from pyro_bbb.apps.csv_format import listed, refuse
+from pyro_bbb.apps.command_line import BadInput, Missing, Task, Train
+from pyro_bbb.apps.csv_format import column, listed, read_table, refuse
 
 FILL = "fill in the value, leave the column out by --drop, or train with --missing fill"
 MOST_VALUES = 50  # of a text column; with more it is a name or free text
@@ -29,8 +31,70 @@ _TIMES = [
     f"%Y-%m-%d{between}%H:%M{more}" for between in " T" for more in ("", ":%S%.f", ":%S%.f%#z")
 ]
 _FEW_INTEGERS, _ROWS_PER_CLASS = 20, 5  # different integers that are classes, and rows of each
+_FEWEST = 4  # rows to learn from
 _LARGEST = 1e150  # number to predict, as variances have to be finite
 _MOST_CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class TrainingTable:
+    """The inputs and targets that a file and the options of ``train`` make."""
+
+    inputs: pl.DataFrame
+    y: NDArray[Any]
+    task: Task
+    dates: dict[str, str]  # columns of dates, and their form
+    decimal: str | None  # sign of the file
+
+
+def training_table(options: Train) -> TrainingTable:
+    """Read the file, choose the task and the columns, and encode them."""
+    types = dict.fromkeys((*options.drop, *options.keep), "any")
+    target_kinds = {"regression": "number", "classification": "any", None: "target"}
+    types[options.target] = target_kinds[options.task]
+    named = {"--target": [options.target], "--drop": options.drop, "--keep": options.keep}
+    for option, names in named.items():
+        for name in names:
+            column(options.file.table, name, option)
+    table, decimal = read_table(options, types, "feature", missing=options.missing_values)
+    y, task = _target(options, table[options.target])
+    table, dates = _features(options, table)
+    columns, constant = learn(table)
+    if constant:
+        options.say(f"left out, as they have one value only: {listed(constant)}")
+    inputs = select(table, columns, options.missing, options.say)
+    if len(y) < _FEWEST:
+        raise BadInput(f"{options.data} has {len(y)} rows, fewer than the {_FEWEST} to learn from")
+    return TrainingTable(inputs, y, task, dates, decimal)
+
+
+def _target(options: Train, target: pl.Series) -> tuple[NDArray[Any], Task]:
+    task, why = recognise(target)
+    if options.task is None:
+        options.say(f"{options.target!r} makes this a {task}: {why} (--task says otherwise)")
+    task = options.task or task
+    y = targets(target, task)
+    if task == "classification":
+        require_classes(y, options.target)
+        if options.noise is not None:
+            raise BadInput("--noise is an option of regressions, this is a classification")
+    return y, task
+
+
+def _features(options: Train, table: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
+    """Return the columns to learn from, dates as numbers, and the forms of the dates."""
+    table = table.drop(options.target, *options.drop)
+    features = table.drop(options.keep, strict=False)
+    dates = {x.name: form for x in features if (form := date_form(x, options.dates))}
+    names = [x.name for x in features.drop(dates) if identifies_rows(x)]
+    if names:
+        takes = f"--keep {quote(names[0])} takes {'it' if len(names) == 1 else 'the first'}"
+        options.say(f"left out, as they number or name the rows: {listed(names)} ({takes})")
+    table = table.drop(names)
+    if dates and not options.dates:
+        options.say(f"left out, as they are dates: {listed(list(dates))} (--dates takes them)")
+        return table.drop(dates), {}
+    return with_dates(table, dates).drop(dates), dates
 
 
 def learn(table: pl.DataFrame) -> tuple[dict[str, list[str] | None], list[str]]:
@@ -43,7 +107,7 @@ def learn(table: pl.DataFrame) -> tuple[dict[str, list[str] | None], list[str]]:
         values = None if is_number(series) else sorted(_text(series).drop_nulls().unique())
         if values and len(values) > MOST_VALUES:
             different = f"{len(values)} different texts, more than {MOST_VALUES}"
-            remedy = f"leave it out by --drop {series.name}"
+            remedy = f"leave it out by --drop {quote(series.name)}"
             raise BadInput(f"column {series.name!r} has {different}: {remedy}")
         columns[series.name] = values
     if not columns:
@@ -190,7 +254,7 @@ def _text(series: pl.Series) -> pl.Series:
     if dtype.is_temporal() or dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         raise BadInput(
             f"column {series.name!r} is of type {dtype}, not numbers or text: convert it, or leave "
-            f"it out by --drop {series.name}"
+            f"it out by --drop {quote(series.name)}"
         )
     return series.cast(pl.String)
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -62,6 +63,14 @@ class BadInput(ValueError):
     """Unusable input; the message names the place and the remedy."""
 
 
+class BadRow(BadInput):
+    """An unusable value in a row of a table, the first row being 0."""
+
+    def __init__(self, value: str, row: int, remedy: str) -> None:
+        super().__init__(f"{value} in row {row + 1}{remedy}")
+        self.value, self.row, self.remedy = value, row, remedy
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """Base of the commands, with the options that all of them take."""
@@ -72,6 +81,7 @@ class Command:
     """Print no words and no progress."""
 
     module: ClassVar[str] = "table_commands"  # of the function, of the command's name
+    extra: ClassVar[str] = "cli"  # installs what the module imports
 
     @property
     def shows_progress(self) -> bool:
@@ -89,10 +99,15 @@ class Command:
             self.check()
         except (OSError, ValueError) as error:  # also of a path that no file can have
             raise BadInput(str(error)) from error
-        with extra("cli"):  # the module imports torch
+        with extra(self.extra):
+            self.read()
+            # this module imports torch
             command = resolve_name(f"pyro_bbb.apps.{self.module}:{type(self).__name__.lower()}")
         result: dict[str, Any] = command(self)
         return result
+
+    def read(self) -> None:
+        """Read the table and raise `BadInput` for what is wrong with it, before slow imports."""
 
     def check(self) -> None:
         """Raise `BadInput` for bad options."""
@@ -101,8 +116,9 @@ class Command:
                 shown = " ".join(map(str, value)) if option == "hidden" else value
                 raise BadInput(f"--{option.replace('_', '-')} must be {expected}, got {shown}")
         model, data = getattr(self, "model", None), getattr(self, "data", None)
-        if model is not None and not model.is_dir():
-            raise BadInput(f"{model} holds no model: there is no such folder")
+        if model is not None and not (model / "spec.json").is_file():
+            reason = "it has no spec.json" if model.is_dir() else "there is no such folder"
+            raise BadInput(f"{model} holds no model: {reason}")
         if data is not None and not data.is_file():
             raise BadInput(f"{data}: there is no such file")
 
@@ -115,6 +131,30 @@ class Reading(Command):
     """Character between the values of a CSV file; by default recognised."""
     decimal: Literal[".", ","] | None = None
     """Decimal sign of a CSV file; by default recognised, and refused where it cannot be."""
+
+    @cached_property
+    def file(self) -> Any:
+        """Return the `TableFile` at ``data``."""
+        return resolve_name("pyro_bbb.apps.csv_format:read_file")(
+            vars(self)["data"], self.separator
+        )
+
+    def read(self) -> None:
+        """Read the file, if there is one."""
+        if vars(self)["data"] is not None:
+            _ = self.file
+
+    def run(self) -> dict[str, Any]:
+        """Do the work; an error about a row names the line of the file."""
+        try:
+            return super().run()
+        except BadRow as error:
+            raise BadInput(f"{error.value} in {self.place(error.row)}{error.remedy}") from error
+
+    def place(self, row: int) -> str:
+        """Return the line of a CSV file where a row begins, or the row of another file."""
+        lines = self.file.lines
+        return f"line {lines[row]}" if lines else f"row {row + 1}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +189,8 @@ class Train(Writing):
 
     Text columns are encoded. A part of the rows is held out: they score the model, and choose the
     uncertainty (total or epistemic) and its limit above which a prediction is refused.
+
+    Example: pyro-bbb train patients.csv --target outcome --out model
     """
 
     data: Argument
@@ -204,6 +246,15 @@ class Train(Writing):
 
     folder: ClassVar[bool] = True
 
+    @cached_property
+    def table(self) -> Any:
+        """Return the `TrainingTable` that the file and the options make."""
+        return resolve_name("pyro_bbb.apps.column_encoding:training_table")(self)
+
+    def read(self) -> None:
+        """Read the file, and choose the task and the columns."""
+        _ = self.table
+
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(Writing):
@@ -213,6 +264,8 @@ class Predict(Writing):
     deviation. Of classes: prediction, its probability, the set of classes that together reach the
     level, aleatoric and epistemic entropy (nats), and each class's probability. And whether the
     prediction is refused, as less certain than almost all on rows held out from training.
+
+    Example: pyro-bbb predict model new.csv --out predictions.csv
     """
 
     model: Argument
@@ -234,7 +287,10 @@ class Predict(Writing):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Reading):
-    """Scores a model on a table that has the target, too."""
+    """Scores a model on a table that has the target, too.
+
+    Example: pyro-bbb evaluate model new.csv
+    """
 
     model: Argument
     """Folder of a trained model."""
@@ -244,7 +300,10 @@ class Evaluate(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Prune(Writing):
-    """Removes the weights whose mean is smallest against their uncertainty, and saves the rest."""
+    """Removes the weights whose mean is smallest against their uncertainty, and saves the rest.
+
+    Example: pyro-bbb prune model --fraction 0.75 --data new.csv --out small
+    """
 
     model: Argument
     """Folder of a trained model; it stays as it is."""
@@ -261,9 +320,11 @@ class Prune(Writing):
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Writing):
-    """Writes an HTML page about a model: scores, pictures, the least certain rows.
+    """Writes an HTML page about a model: a verdict, scores, pictures, the least certain rows.
 
     The page needs no other file and no network.
+
+    Example: pyro-bbb report model new.csv --out report.html
     """
 
     model: Argument
@@ -281,8 +342,10 @@ class Play(Command):
     """Opens a page: draw digits, place points of a regression, rotate digits; 100 networks vote.
 
     The first start trains on the handwritten digits that scikit-learn brings, about half a minute,
-    while the page shows the progress, and saves the networks; later ones load them. Nothing is
-    asked of the network outside.
+    while the page shows the progress, and saves the networks; later ones load them. The page loads
+    nothing from the internet.
+
+    Example: pyro-bbb play --port 8400
     """
 
     model: Path | None = None
@@ -295,6 +358,7 @@ class Play(Command):
     """Print the address of the page, and open no browser."""
 
     module: ClassVar[str] = "play"
+    extra: ClassVar[str] = "play"
 
     def check(self) -> None:
         """Check that the networks can be saved, where they are to be trained."""

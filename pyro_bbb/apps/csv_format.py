@@ -3,7 +3,7 @@
 
 A value that fits one decimal sign only, such as 1,5 or 1,234,567, decides on the sign of the file.
 1,234 fits both. It is 1234 where the column has numbers below 1,000 without a sign, and none above;
-otherwise it is refused. Rows are counted from 1, without the header.
+otherwise it is refused.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
+from shlex import quote
+from typing import Any
 
 import polars as pl
 from charset_normalizer import from_bytes
 
-from pyro_bbb._utils.files import replacing
-from pyro_bbb.apps.command_line import PARQUET, BadInput, Reading
+from pyro_bbb.apps.command_line import PARQUET, BadInput, BadRow, Reading
 
 MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]
 _MARKS = ["-", "--", "–", ".", "#N/A", "#NA", "#VALUE!", "#DIV/0!", "#REF!", "#NUM!", "<NA>", "NaT"]
@@ -42,60 +45,73 @@ def refuse(series: pl.Series, wrong: pl.Series, words: str) -> None:
     if wrong.any():
         row = wrong.arg_max() or 0
         value = "no value" if series[row] is None else repr(series[row])
-        raise BadInput(f"column {series.name!r} has {value} in row {row + 1}{words}")
+        raise BadRow(f"column {series.name!r} has {value}", row, words)
 
 
 def column(table: pl.DataFrame, name: str, option: str) -> pl.Series:
     """Return a column that an option names, or raise `BadInput`."""
     if name not in table.columns:
-        raise BadInput(f"{option}: there is no column {name!r}, only {listed(table.columns)}")
+        columns = {name.lower(): name for name in table.columns}
+        near = [columns[key] for key in get_close_matches(name.lower(), columns, n=1)]
+        hint = f"; do you mean {near[0]!r}?" if near else ""
+        raise BadInput(f"{option}: there is no column {name!r}, only {listed(table.columns)}{hint}")
     return table[name]
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """The rows of a file; those of CSV as texts, with the line where each begins."""
+
+    path: Path
+    table: pl.DataFrame
+    separator: str = ","
+    encoding: str = "utf-8"
+    lines: list[int] = field(default_factory=list)  # none of a Parquet file
+
+
+def read_file(path: Path, separator: str | None) -> TableFile:
+    """Read a file; ``separator`` is that of CSV, None to recognise it."""
+    file_format = "Parquet" if path.suffix in PARQUET else "CSV"
+    try:
+        if file_format == "Parquet":
+            file = TableFile(path, pl.read_parquet(path))
+        else:
+            text, encoding = _decode(path)
+            file = _texts(path, text, separator or _separator(text), encoding)
+    except (pl.exceptions.PolarsError, OSError, csv.Error) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{path} cannot be read as {file_format}: {reason}") from error
+    if file.table.height == 0:
+        raise BadInput(f"{path} has no rows")
+    return file
 
 
 def read_table(
     options: Reading,
-    path: Path,
     kinds: Mapping[str, str],
     default: str = "any",
     usual: str | None = None,
     missing: Sequence[str] = (),
 ) -> tuple[pl.DataFrame, str | None]:
-    """Read a table, and return the decimal sign of its file, None without any.
+    """Return the table of a command in types, and the decimal sign of its file, None without any.
 
     ``kinds`` are those of CSV columns, as `_typed` takes them, the others have the ``default``;
     ``usual`` is the decimal sign where all values fit both.
     """
-    file_format = "Parquet" if path.suffix in PARQUET else "CSV"
+    file: TableFile = options.file
     decimal: str | None = options.decimal
-    try:
-        if file_format == "Parquet":
-            table = pl.read_parquet(path)
-        else:
-            text, encoding = _decode(path)
-            separator = options.separator or _separator(text)
-            raw = _texts(path, text, separator)
-            decimal = decimal or _decimal(raw, separator, usual)
-            sign = decimal or "."
-            if (separator, sign, encoding) != (",", ".", "utf-8"):
-                signs = f"separator {separator!r}, decimal {sign!r}"
-                options.say(f"{path}: {signs}, encoding {encoding}")
-            table = raw.with_columns(
-                _typed(series, kinds.get(series.name, default), sign, missing, options.say)
-                for series in raw
-            )
-    except (pl.exceptions.PolarsError, OSError, csv.Error) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"{path} cannot be read as {file_format}: {reason}") from error
-    if table.height == 0:
-        raise BadInput(f"{path} has no rows")
+    if not file.lines:
+        return file.table, decimal
+    decimal = decimal or _decimal(file.table, file.separator, usual)
+    sign = decimal or "."
+    if (file.separator, sign, file.encoding) != (",", ".", "utf-8"):
+        signs = f"separator {file.separator!r}, decimal {sign!r}"
+        options.say(f"{file.path}: {signs}, encoding {file.encoding}")
+    table = file.table.with_columns(
+        _typed(series, kinds.get(series.name, default), sign, missing, options.say)
+        for series in file.table
+    )
     return table, decimal
-
-
-def write_table(table: pl.DataFrame, path: Path) -> None:
-    """Write a table atomically, as Parquet or CSV by the ending."""
-    save = table.write_parquet if path.suffix in PARQUET else table.write_csv
-    with replacing(path) as temporary:
-        save(temporary)
 
 
 # --- what a file holds ---
@@ -114,7 +130,7 @@ def _decode(path: Path) -> tuple[str, str]:
     return str(best), best.encoding
 
 
-def _rows(text: str, separator: str) -> Iterator[list[str]]:
+def _rows(text: str, separator: str) -> Any:  # csv's reader
     return csv.reader(io.StringIO(text, newline=""), delimiter=separator)
 
 
@@ -129,24 +145,31 @@ def _separator(text: str) -> str:
     return max(",;\t|", key=even_rows)
 
 
-def _texts(path: Path, text: str, separator: str) -> pl.DataFrame:
-    rows = _rows(text, separator)
-    if not (names := next(filter(None, rows), [])):
+def _texts(path: Path, text: str, separator: str, encoding: str) -> TableFile:
+    rows, lines = _rows(text, separator), list[int]()
+    names: list[str] = next(filter(None, rows), [])
+    if not names:
         raise BadInput(f"{path} cannot be read as CSV: it is empty")
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInput(f"{path} has two columns with the name {twice[0]!r}")
-    rows = (row or [""] for row in rows if row or len(names) == 1)  # a line may be a missing value
 
     def even() -> Iterator[list[str]]:
-        for number, row in enumerate(rows, 1):
+        end = rows.line_num
+        for row in rows:
+            line, end = end + 1, rows.line_num
+            if not row and len(names) > 1:
+                continue  # of a single column, an empty line is a missing value
+            row = row or [""]
             if len(row) != len(names):
                 raise BadInput(
-                    f"{path} has {len(row)} values in row {number}, but {len(names)} columns: does "
+                    f"{path} has {len(row)} values in line {line}, but {len(names)} columns: does "
                     f"a value without quotes hold {separator!r}, or is --separator another one?"
                 )
+            lines.append(line)
             yield row
 
-    return pl.DataFrame(even(), dict.fromkeys(names, pl.String), orient="row")
+    table = pl.DataFrame(even(), dict.fromkeys(names, pl.String), orient="row")
+    return TableFile(path, table, separator, encoding, lines)
 
 
 # --- what a column holds ---
@@ -230,16 +253,16 @@ def _typed(
         return numbers
     present, swapped = text.count(), odd & _numbers(text, _OTHER[decimal]).is_not_null()
     few = kind == "target" or swapped.any() or odd.sum() <= max(1, _SLIPS * present)
-    first = repr(raw.filter(odd).first())
+    first = str(raw.filter(odd).first())
     if kind == "number" or (few and numbers.count() + swapped.sum() >= present / 2):
-        label = "--task classification" if kind == "target" else f"--keep {raw.name}"
+        label = "--task classification" if kind == "target" else f"--keep {quote(raw.name)}"
         refuse(
             raw,
             odd,
             f", not a number with the decimal sign {decimal!r} ({odd.sum() - 1} rows more): "
-            f"correct it; if it means a missing value, train with --missing-values {first}, or if "
-            f"it is a label, with {label}",
+            "correct it; if it means a missing value, train with "
+            f"--missing-values {quote(first)} (if it is a label, with {label})",
         )
     if numbers.count():
-        say(f"column {raw.name!r} holds numbers and {first}: it is taken as text")
+        say(f"column {raw.name!r} holds numbers and {first!r}: it is taken as text")
     return plain

@@ -32,9 +32,11 @@ from pyro_bbb.apps.table_scores import (
     refusal,
     risk_coverage,
     score,
+    verdict,
 )
 
 _LEAST_CERTAIN = 10  # rows that are listed
+_MOST_COPIED = 3  # columns, such as identifiers, that name them
 _MOST = 400  # rows whose interval is drawn
 
 
@@ -57,15 +59,19 @@ def report(options: Report) -> dict[str, Any]:
     text = f"On {scored} training; it learned from {about.rows} rows."
     sections = [Section("Scores when trained", text, *_table(scores)), _network(model)]
     if options.data is not None:
-        rows = by_row(model, *read_labelled(model, options, options.data), options.shows_progress)
+        rows = by_row(model, *read_labelled(model, options), options.shows_progress)
         scores = score(rows, model)
-        sections = [*_scored(model, rows, scores, options.data.name), *sections]
+        sections = [*_scored(model, rows, scores, options), *sections]
     warnings, refused = cautions(scores), refusal(scores)
     loader = PackageLoader("pyro_bbb.apps", ".")
     jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     page = jinja.get_template("report.html").render(
         title=f"{options.model.name}: predicting {about.target}",
-        verdict=[about.verdict] * bool(about.verdict) + [f"{refused}."] * (refused not in warnings),
+        verdict=[
+            verdict(scores, about.level),
+            *[f"{refused}."] * (refused not in warnings),
+            *[about.verdict] * bool(about.verdict),
+        ],
         warnings=warnings,
         about=about,
         sections=sections,
@@ -78,10 +84,12 @@ def report(options: Report) -> dict[str, Any]:
 
 
 def _scored(
-    model: Model, rows: dict[str, Tensor], scores: dict[str, Any], name: str
+    model: Model, rows: dict[str, Tensor], scores: dict[str, Any], options: Report
 ) -> Iterator[Section]:
     """Yield sections on the scores, the classes, the least certain answers."""
-    about, uncertainty = model.about, rows[model.about.uncertainty]
+    about, uncertainty, file = model.about, rows[model.about.uncertainty], options.file
+    name, cells = file.path.name, file.table.drop(about.target)
+    copied = [x for x in model.left_out(cells) if cells[x].n_unique() > 1][:_MOST_COPIED]
     text = f"Of the {len(rows['y'])} rows of {name}, none of which need to have been in training."
     pictures = list(_pictures(about, rows))
     yield Section(f"Scores on {name}", text, *_table(scores), pictures=pictures)
@@ -97,8 +105,9 @@ def _scored(
         else:
             answer = [f"{float(rows[name][row]):.5g}" for name in ("mean", "y")]
         refused = "refused" if uncertainty[row] > about.threshold else ""
-        table.append((str(row + 1), *answer, f"{float(uncertainty[row]):.3g}", refused))
-    headings = ("row", "predicted", "true", f"{about.uncertainty} uncertainty", "")
+        identity = options.place(row), *(str(cells[x][row]) for x in copied)
+        table.append((*identity, *answer, f"{float(uncertainty[row]):.3g}", refused))
+    headings = ("row", *copied, "predicted", "true", f"{about.uncertainty} uncertainty", "")
     text = "Look at these rows first: a slip in the table, or a case seen too rarely."
     yield Section("The least certain answers", text, headings, table)
 
@@ -143,7 +152,7 @@ def _pictures(about: About, rows: dict[str, Tensor]) -> Iterator[tuple[str, str]
         yield _draw(
             lambda ax: _predicted_and_true(ax, rows, about),
             "Predicted and true",
-            f"Means with {about.level:.0%} intervals (some rows, if there are many). Red: refused.",
+            f"Means with {about.level:.0%} intervals (of at most {_MOST} rows). Orange: refused.",
         )
         yield _draw(
             lambda ax: plots.coverage(ax, rows["pit"]),
@@ -172,7 +181,7 @@ def _draw(function: Callable[[Axes], object], title: str, caption: str) -> tuple
 
 
 def _predicted_and_true(ax: Axes, rows: dict[str, Tensor], about: About) -> None:
-    """Draw means and intervals over the truth, refused rows in red."""
+    """Draw means and intervals over the truth, refused rows in orange."""
     shown = np.random.default_rng(0).permutation(len(rows["y"]))[:_MOST]
     y, mean, lower, upper, uncertainty = (
         rows[name].numpy()[shown] for name in ("y", "mean", "lower", "upper", about.uncertainty)

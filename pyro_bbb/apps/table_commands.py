@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,39 +16,31 @@ from numpy.typing import NDArray
 from polars import selectors as cs
 
 from pyro_bbb import guides, pruning
-from pyro_bbb.apps.column_encoding import (
-    date_form,
-    identifies_rows,
-    learn,
-    recognise,
-    require_classes,
-    select,
-    targets,
-    with_dates,
+from pyro_bbb._utils.files import replacing
+from pyro_bbb.apps.column_encoding import targets
+from pyro_bbb.apps.command_line import (
+    PARQUET,
+    BadInput,
+    Evaluate,
+    Predict,
+    Prune,
+    Reading,
+    Task,
+    Train,
 )
-from pyro_bbb.apps.command_line import BadInput, Evaluate, Predict, Prune, Reading, Task, Train
-from pyro_bbb.apps.csv_format import column, listed, read_table, write_table
+from pyro_bbb.apps.csv_format import column
 from pyro_bbb.apps.table_model import ESTIMATORS, About, Estimator, Model
 from pyro_bbb.apps.table_scores import by_row, cautions, score, text_of, with_refusal
+from pyro_bbb.training import UndertrainedWarning
 
-_FEWEST = 4  # rows to learn from
 _FEWEST_HOLDOUT = 10  # with fewer, the scores would say nothing
 _DIGITS = 6  # of the numbers written, far more than the samples make certain
 
 
 def train(options: Train) -> dict[str, Any]:
     """Read a table, train, score on the rows held out, and save."""
-    types = dict.fromkeys((*options.drop, *options.keep), "any")
-    target_kinds = {"regression": "number", "classification": "any", None: "target"}
-    types[options.target] = target_kinds[options.task]
-    missing = options.missing_values
-    table, decimal = read_table(options, options.data, types, "feature", missing=missing)
-    y, task = _target(options, table)
-    table, dates = _features(options, table)
-    columns, constant = learn(table)
-    if constant:
-        options.say(f"left out, as they have one value only: {listed(constant)}")
-    inputs = select(table, columns, options.missing, options.say)
+    table = options.table
+    inputs, y, task = table.inputs, table.y, table.task
     training, held_out = _split(options, y, task)
     estimator = _fit(options, task, inputs[training], y[training])
     numbers = len(estimator.columns_.is_number)
@@ -60,9 +53,9 @@ def train(options: Train) -> dict[str, Any]:
         answered=options.answered,
         rows=len(training),
         held_out=len(held_out),
-        decimal=decimal,
+        decimal=table.decimal,
         missing_values=options.missing_values,
-        dates=dates,
+        dates=table.dates,
     )
     scored = held_out if len(held_out) else training
     model = Model(estimator, about)
@@ -84,10 +77,9 @@ def train(options: Train) -> dict[str, Any]:
 def predict(options: Predict) -> dict[str, Any]:
     """Write the predictions for a table."""
     model = Model.load(options.model)
-    table = model.read(options, options.data, truth=False)
+    table = model.read(options, truth=False)
     if options.keep is None:
-        taken = model.columns.keys() | model.about.dates.keys()
-        copied = [name for name in table.columns if name not in taken]
+        copied = model.left_out(table)
     else:
         copied = [column(table, name, "--keep").name for name in options.keep]
     inputs = model.inputs(table, options.say)
@@ -96,7 +88,7 @@ def predict(options: Predict) -> dict[str, Any]:
         hint = "choose the columns to copy by --keep, or rename them"
         raise BadInput(f"columns {sorted(used)} of the table are those of predictions, too: {hint}")
     answers = answers.with_columns(cs.float().round_sig_figs(_DIGITS))
-    write_table(pl.concat([table.select(copied), answers], how="horizontal"), options.out)
+    _write(pl.concat([table.select(copied), answers], how="horizontal"), options.out)
     refused = int(answers["refused"].sum())
     target = model.about.target
     options.say(f"{len(answers)} predictions of {target!r}, {refused} of them refused")
@@ -107,7 +99,7 @@ def predict(options: Predict) -> dict[str, Any]:
 def evaluate(options: Evaluate) -> dict[str, Any]:
     """Score a model on a table whose targets are known."""
     model = Model.load(options.model)
-    rows = by_row(model, *read_labelled(model, options, options.data), options.shows_progress)
+    rows = by_row(model, *read_labelled(model, options), options.shows_progress)
     scores = score(rows, model)
     options.say(f"scores on the {len(rows['y'])} rows of {options.data}:\n{text_of(scores)}")
     result = {"model": str(options.model), "rows": len(rows["y"])}
@@ -127,7 +119,7 @@ def prune(options: Prune) -> dict[str, Any]:
     ratios = pruning.signal_to_noise(guide).values()
     total, left = sum(x.numel() for x in ratios), sum(int((x > 0).sum()) for x in ratios)
     options.say(f"{left} of {total} weights are left")
-    data = read_labelled(model, options, options.data)
+    data = read_labelled(model, options)
     before = score(by_row(model, *data, options.shows_progress), model)
     rows = by_row(pruned, *data, options.shows_progress)
     pruned = with_refusal(pruned.described(held_out=len(rows["y"])), rows)
@@ -141,50 +133,18 @@ def prune(options: Prune) -> dict[str, Any]:
     return result | {"after": about.scores} | chosen
 
 
-def read_labelled(model: Model, options: Reading, data: Path) -> tuple[pl.DataFrame, NDArray[Any]]:
-    """Return a file's rows as the estimator takes them, and their numbers or class indices."""
-    table = model.read(options, data, truth=True)
+def read_labelled(model: Model, options: Reading) -> tuple[pl.DataFrame, NDArray[Any]]:
+    """Return the file's rows as the estimator takes them, and their numbers or class indices."""
+    table = model.read(options, truth=True)
     target = column(table, model.about.target, "the target")
     truth = model.indices(targets(target, model.about.task))
     return model.inputs(table, options.say), truth
-
-
-def _target(options: Train, table: pl.DataFrame) -> tuple[NDArray[Any], Task]:
-    target = column(table, options.target, "--target")
-    task, why = recognise(target)
-    if options.task is None:
-        options.say(f"{options.target!r} makes this a {task}: {why} (--task says otherwise)")
-    task = options.task or task
-    y = targets(target, task)
-    if task == "classification":
-        require_classes(y, options.target)
-    return y, task
-
-
-def _features(options: Train, table: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
-    """Return the columns to learn from, dates as numbers, and the forms of the dates."""
-    for option in ("drop", "keep"):
-        for name in getattr(options, option):
-            column(table, name, f"--{option}")
-    table = table.drop(options.target, *options.drop)
-    features = table.drop(options.keep, strict=False)
-    dates = {x.name: form for x in features if (form := date_form(x, options.dates))}
-    names = [x.name for x in features.drop(dates) if identifies_rows(x)]
-    if names:
-        options.say(f"left out, as they number or name the rows: {listed(names)} (--keep NAME)")
-    table = table.drop(names)
-    if dates and not options.dates:
-        options.say(f"left out, as they are dates: {listed(list(dates))} (--dates takes them)")
-        return table.drop(dates), {}
-    return with_dates(table, dates).drop(dates), dates
 
 
 def _split(
     options: Train, y: NDArray[Any], task: Task
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return rows for training, and rows held out, none of them the only one of its class."""
-    if len(y) < _FEWEST:
-        raise BadInput(f"{options.data} has {len(y)} rows, fewer than the {_FEWEST} to learn from")
     order = np.random.default_rng(options.seed).permutation(len(y))
     held_out = round(options.held_out * len(y))
     if task == "classification":  # the first row of each class is trained on
@@ -196,8 +156,6 @@ def _split(
 
 
 def _fit(options: Train, task: Task, inputs: pl.DataFrame, y: NDArray[Any]) -> Estimator:
-    if options.noise is not None and task == "classification":
-        raise BadInput("--noise is an option of regressions, this is a classification")
     names = ("prior", "inference", "noise", "guide", "temperature")
     chosen = {name: x for name in names if (x := getattr(options, name)) is not None}
     if {"guide", "temperature"} & chosen.keys() or options.ensemble:
@@ -207,17 +165,26 @@ def _fit(options: Train, task: Task, inputs: pl.DataFrame, y: NDArray[Any]) -> E
         chosen["guide"] = partial(guides.ensemble, size=options.ensemble, guide=member)
     make: Any = ESTIMATORS[task]
     try:
-        estimator: Estimator = make(
-            hidden_sizes=list(options.hidden),
-            epochs=options.epochs,
-            seconds=options.seconds,
-            categorical_features=inputs.select(cs.string()).columns,
-            random_state=options.seed,
-            progress=options.shows_progress,
-            **chosen,
-        ).fit(inputs, y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UndertrainedWarning)  # the verdict reports it
+            estimator: Estimator = make(
+                hidden_sizes=list(options.hidden),
+                epochs=options.epochs,
+                seconds=options.seconds,
+                categorical_features=inputs.select(cs.string()).columns,
+                random_state=options.seed,
+                progress=options.shows_progress,
+                **chosen,
+            ).fit(inputs, y)
     except (ValueError, TypeError) as error:  # an option, or targets that do not fit the noise
         raise BadInput(str(error)) from error
     if options.ensemble:
         estimator.guide = "ensemble"  # a function cannot be saved; its members are
     return estimator
+
+
+def _write(table: pl.DataFrame, path: Path) -> None:
+    """Write a table atomically, as Parquet or CSV by the ending."""
+    save = table.write_parquet if path.suffix in PARQUET else table.write_csv
+    with replacing(path) as temporary:
+        save(temporary)

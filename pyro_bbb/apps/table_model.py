@@ -18,7 +18,7 @@ from pyro_bbb import persistence
 from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb.apps.column_encoding import select, with_dates
-from pyro_bbb.apps.command_line import BadInput, Missing, Reading, Task
+from pyro_bbb.apps.command_line import BadInput, BadRow, Missing, Reading, Task
 from pyro_bbb.apps.csv_format import listed, read_table
 from pyro_bbb.evaluation import check
 from pyro_bbb.mcmc import Chains
@@ -92,7 +92,7 @@ class Model:
         """Return the same estimator with a changed description."""
         return replace(self, about=replace(self.about, **changes))
 
-    def read(self, options: Reading, path: Path, *, truth: bool) -> pl.DataFrame:
+    def read(self, options: Reading, *, truth: bool) -> pl.DataFrame:
         """Read a table with the columns of training in the types that they had there."""
         about = self.about
         types = {name: "text" if values else "number" for name, values in self.columns.items()}
@@ -101,12 +101,17 @@ class Model:
             labels = getattr(self.estimator, "classes_", np.empty(0))
             types[about.target] = "text" if labels.dtype.kind in "UO" else "number"
         usual, missing = about.decimal, about.missing_values
-        return read_table(options, path, types, usual=usual, missing=missing)[0]
+        return read_table(options, types, usual=usual, missing=missing)[0]
 
     def inputs(self, table: pl.DataFrame, say: Callable[[str], None]) -> pl.DataFrame:
         """Return the columns that the estimator takes; report texts not seen in training."""
         table = with_dates(table, self.about.dates)
         return select(table, self.columns, self.about.missing, say)
+
+    def left_out(self, table: pl.DataFrame) -> list[str]:
+        """Return the columns that the estimator does not take, such as identifiers."""
+        taken = self.columns.keys() | self.about.dates.keys()
+        return [name for name in table.columns if name not in taken]
 
     def predict(self, inputs: pl.DataFrame, progress: bool = False) -> Iterator[Prediction]:
         """Yield the predictions of all rows, `ROWS` at a time."""
@@ -124,10 +129,9 @@ class Model:
         indices = np.array([known.get(str(label), -1) for label in true])
         if (indices < 0).any():
             row = int(indices.argmin())
-            raise BadInput(
-                f"column {self.about.target!r} has {str(true[row])!r} in row {row + 1}, which is "
-                f"none of the classes of training: {listed(list(known))}"
-            )
+            classes = f"none of the classes of training: {listed(list(known))}"
+            value = f"column {self.about.target!r} has {str(true[row])!r}"
+            raise BadRow(value, row, f", which is {classes}")
         return indices
 
     def answers(self, prediction: Prediction) -> pl.DataFrame:

@@ -38,12 +38,13 @@ SCORE_NAMES = {
     "rmse_refused": "RMSE of the rows refused",
     "accuracy_answered": "accuracy of the rows answered",
     "accuracy_refused": "accuracy of the rows refused",
-    "refusal_p": "p-value; up to 0.05, the rows refused are worse",
+    "refusal_p": "p-value of the refusal; at most 0.05 if the rows refused are worse",
 }
 CLASS_COLUMNS = ("class", "rows", "right (recall)", "answered", "right (recall)")
 _MOST_CLASSES = 20  # in print
 _MOST_REFUSED = 0.25  # of a class, and twice the fraction of all, before a warning
 _P_VALUE = 0.05
+_FRACTIONS = (0.99, 0.9, 0.8, 0.7, 0.5)  # of rows answered, tried where --answered does not help
 
 
 def by_row(
@@ -121,10 +122,21 @@ def with_refusal(model: Model, rows: dict[str, Tensor]) -> Model:
     """Return the model with the uncertainty and the threshold chosen on these rows, and scores."""
     names = ("total", "epistemic") if "probs" in rows else ("epistemic", "total")
     name = min(names, key=lambda name: float(risk_coverage(rows, name)[1].mean()))
-    # the smallest that at least this fraction of the rows does not exceed
-    threshold = np.quantile(rows[name].numpy(), model.about.answered, method="inverted_cdf")
-    model = model.described(uncertainty=name, threshold=float(threshold))
-    return model.described(scores=score(rows, model))
+
+    def threshold(answered: float) -> float:
+        """Return the smallest that at least this fraction of the rows does not exceed."""
+        return float(np.quantile(rows[name].numpy(), answered, method="inverted_cdf"))
+
+    model = model.described(uncertainty=name, threshold=threshold(model.about.answered))
+    scores = score(rows, model)
+    if scores.get("refusal_p", 0) > _P_VALUE:  # Bonferroni: one of 20 trainings has a false offer
+        scores["helpful"] = [
+            answered
+            for answered in _FRACTIONS
+            if metrics.refusal_p_value(rows["loss"], rows[name] > threshold(answered))
+            <= _P_VALUE / len(_FRACTIONS)
+        ]
+    return model.described(scores=scores)
 
 
 def text_of(scores: dict[str, Any]) -> str:
@@ -153,17 +165,38 @@ def class_rows(scores: dict[str, Any]) -> list[list[str]]:
     return table[:_MOST_CLASSES]
 
 
+def verdict(scores: dict[str, Any], level: float) -> str:
+    """Return a sentence on the error and on the intervals or label sets."""
+    if "accuracy" in scores:
+        return (
+            f"It predicts {scores['accuracy']:.1%} of rows right, where always predicting the "
+            f"commonest class gives {scores['base_rate']:.1%}; its label sets of {level:.0%} "
+            f"hold the class of {scores['set_coverage']:.1%}."
+        )
+    explained = f", {scores['r2']:.0%} of the variance explained" if "r2" in scores else ""
+    return (
+        f"Its RMSE is {scores['rmse']:.4g}{explained}; its intervals of {level:.0%} hold the "
+        f"target of {scores['coverage']:.1%} of rows."
+    )
+
+
 def refusal(scores: dict[str, Any]) -> str:
-    """Say how many rows are refused, and whether they are worse than those answered."""
+    """Return how many rows are refused, whether they are worse, and which thresholds help."""
     words = f"It refuses {scores['refused']:.1%} of rows"
     if "refusal_p" not in scores:
         return words
+    offer = ""
+    if "helpful" in scores:
+        fractions = " or ".join(f"{answered:g}" for answered in scores["helpful"])
+        offer = (
+            f"; refusal helps with --answered {fractions}" if fractions else "; none tried helps"
+        )
     worse = "worse" if scores["refusal_p"] <= _P_VALUE else "not shown to be worse"
     name, form = ("accuracy", ".1%") if "accuracy" in scores else ("rmse", ".4g")
     refused, answered = (format(scores[f"{name}_{x}"], form) for x in ("refused", "answered"))
     return (
         f"{words}, which are {worse} than those answered: {SCORE_NAMES[name]} {refused} against "
-        f"{answered} (p = {scores['refusal_p']:.2g})"
+        f"{answered} (p = {scores['refusal_p']:.2g}){offer}"
     )
 
 

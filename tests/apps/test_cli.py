@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 import sklearn.metrics
 import torch
+import tyro
 
 from pyro_bbb import __version__, guides
 from pyro_bbb.apps import column_encoding as columns
@@ -82,7 +83,7 @@ def test_train_says_what_it_found(capsys, folder, tmp_path):
     assert "scores on 12 rows held out" in out and "RMSE" in out
     about = Model.load(tmp_path / "model").about
     assert (about.task, about.rows, about.held_out) == ("regression", 108, 12)
-    assert about.scores.keys() <= SCORE_NAMES.keys()
+    assert about.scores.keys() - {"helpful"} <= SCORE_NAMES.keys()
 
 
 @pytest.mark.slow
@@ -326,6 +327,22 @@ def test_refusal_that_does_not_help_is_warned_of():
     assert cautions(score(single, table_model("ab"))) == []
 
 
+def test_thresholds_that_help_are_offered():
+    """The ten wrong rows are the 10th to 19th least certain of 100."""
+    y = torch.arange(100) // 90
+    probs = torch.tensor([[0.9, 0.1]]).repeat(100, 1)
+    total = torch.arange(100).double()
+    total[90:] = 80 + total[90:] / 100
+    model = with_refusal(table_model("ab"), rows_of(probs, y, total=total, epistemic=-total))
+    assert model.about.scores["helpful"] == [0.8, 0.7, 0.5]
+    assert cautions(model.about.scores)[-1].endswith(
+        "; refusal helps with --answered 0.8 or 0.7 or 0.5"
+    )
+    right = with_refusal(table_model("ab"), rows_of(probs, 0 * y, total=total, epistemic=total))
+    assert right.about.scores["helpful"] == []
+    assert cautions(right.about.scores)[-1].endswith("; none tried helps")
+
+
 def test_prune_keeps_the_share_asked_for(capsys, folder, tmp_path):
     table = ("--data", folder / "houses.csv")
     words = ("prune", folder / "price", "--out", tmp_path / "m", "--fraction", 0.5, *table)
@@ -356,6 +373,8 @@ def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, m
     assert f"{summary['scores']['refused']:.4g}" in page and "rust the band" in page
     assert page.count("Warning: ") == len(cautions(summary["scores"]))
     assert page.count("rows, which are ") == 1  # as a verdict or as a warning
+    assert re.search(r'<h1>.*</h1>\n<p class="verdict">It', page)
+    assert re.search(r"<td>line \d+</td><td>h\d+</td>", page)  # identifiers, of houses.csv
     run(capsys, "report", folder / model, "--out", path, "--quiet", "--force")  # no table
     assert "least certain" not in path.read_text()
 
@@ -398,10 +417,13 @@ def at(row, value, name):
 TOWNS = [f"town {i // 2}" for i in range(120)]
 TIMES = pl.Series(np.arange(120)).cast(pl.Time)
 TABLES = {  # what is wrong, and what is said of it
-    "a gap": (csv(rooms=at(7, None, "rooms")), "column 'rooms' has no value in row 7: fill"),
-    "infinite": (csv(area=at(4, float("inf"), "area")), "column 'area' has inf in row 4"),
-    "no target": (csv(price=at(5, None, "price")), "has no value in row 5: leave out the rows"),
-    "infinite target": (csv(price=at(5, float("inf"), "price")), "column 'price' has inf in row 5"),
+    "a gap": (csv(rooms=at(7, None, "rooms")), "column 'rooms' has no value in line 8: fill"),
+    "infinite": (csv(area=at(4, float("inf"), "area")), "column 'area' has inf in line 5"),
+    "no target": (csv(price=at(5, None, "price")), "has no value in line 6: leave out the rows"),
+    "infinite target": (
+        csv(price=at(5, float("inf"), "price")),
+        "column 'price' has inf in line 6",
+    ),
     "one target": (csv(price=["a"] * 120), "column 'price' has one value only, 'a'"),
     "no such target": (csv(price=None), "there is no column 'price', only 'area', 'rooms'"),
     "free text": (csv(town=TOWNS), "'town' has 60 different texts, more than 50: .* --drop town"),
@@ -433,8 +455,11 @@ def test_parquet_columns_of_other_types_are_named(capsys, tmp_path):
 
 
 NEW = {  # of new rows, for a trained model
-    "a gap": (csv(area=at(2, None, "area")), "column 'area' has no value in row 2"),
-    "a new town": (csv(town=at(2, "Graz", "town")), "'town' has 'Graz' in row 2, which was not in"),
+    "a gap": (csv(area=at(2, None, "area")), "column 'area' has no value in line 3"),
+    "a new town": (
+        csv(town=at(2, "Graz", "town")),
+        "'town' has 'Graz' in line 3, which was not in",
+    ),
     "no column": (csv(area=None), "the table has no column 'area', which the model was trained on"),
 }
 
@@ -451,7 +476,7 @@ def test_bad_new_rows_are_named_by_row_and_column(capsys, folder, tmp_path, case
 def test_a_new_class_is_named(capsys, folder, tmp_path):
     (tmp_path / "t.csv").write_text(csv(town=at(6, "Graz", "town")))
     code, _, err = run(capsys, "evaluate", folder / "town", tmp_path / "t.csv")
-    assert code == 2 and "column 'town' has 'Graz' in row 6, which is none of the classes" in err
+    assert code == 2 and "column 'town' has 'Graz' in line 7, which is none of the classes" in err
 
 
 # --- bad options, models, exits ---
@@ -475,7 +500,7 @@ OPTIONS = {
     "seed": (["--seed", "-1"], "--seed must be in [0, 2**32), got -1"),
     "task": (
         ["--task", "regression", "--target", "town"],
-        f"'town' has '{TOWN[0]}' in row 1, not a number",
+        f"'town' has '{TOWN[0]}' in line 2, not a number",
     ),
     "noise of classes": (["--target", "town", "--noise", "latent"], "--noise is an option of"),
 }
@@ -600,18 +625,22 @@ def test_an_extra_that_is_not_installed_is_named():
     process = program("import sys; sys.modules['tyro'] = None; import pyro_bbb.apps")
     assert process.returncode == 1
     assert process.stderr == 'tyro is not installed: pip install "pyro-bbb[cli]"\n'
+    words = "import sys; sys.modules['tyro'] = None; sys.argv[1:] = ['play']; import pyro_bbb.apps"
+    assert 'pip install "pyro-bbb[play]"' in program(words).stderr
 
 
 @pytest.mark.parametrize(
     ("package", "extra", "words"),
     [
-        ("polars", "cli", ["predict", ".", __file__, "--out", "p.csv"]),
+        ("polars", "cli", ["train", __file__, "--target", "y", "--out", "m"]),
         ("nicegui", "play", ["play"]),
     ],
 )
 def test_an_extra_of_a_command_is_named(capsys, monkeypatch, package, extra, words):
     for name in list(sys.modules):
-        if name.startswith(("pyro_bbb.apps.table_", "pyro_bbb.apps.csv", "pyro_bbb.apps.play")):
+        if name.startswith(
+            tuple(f"pyro_bbb.apps.{x}" for x in ("table_", "column", "csv", "play"))
+        ):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     code, _, err = run(capsys, *words)
@@ -644,6 +673,20 @@ def test_wrong_arguments_are_found_before_heavy_packages_are_imported(tmp_path):
     assert process.stdout == said, process.stderr
 
 
+def test_what_is_wrong_with_a_table_is_found_before_torch_is_imported(tmp_path):
+    (tmp_path / "t.csv").write_text('x,"the; y"\n"1\n",2\n1,slip\n' + "1.5,2.5\n" * 40)
+    words = ["train", str(tmp_path / "t.csv"), "--out", str(tmp_path / "m"), "--target"]
+    process = program(
+        "import sys, pyro_bbb.apps\n"
+        f"for target in ('The y', 'the; y'): pyro_bbb.apps.main([*{words}, target])\n"
+        "print({'torch', 'pyro', 'sklearn'} & {*sys.modules})"
+    )
+    assert process.stdout == "set()\n", process.stderr
+    near, slip = process.stderr.splitlines()
+    assert near.endswith("only 'x', 'the; y'; do you mean 'the; y'?")
+    assert "column 'the; y' has 'slip' in line 4, not a number" in slip  # the first row has two
+
+
 def test_interrupted_work_exits_with_130(capsys, folder, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -664,7 +707,10 @@ def test_an_interrupted_training_keeps_what_was_learned(capsys, folder, tmp_path
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_help(capsys, command):
+    example = COMMANDS[command].__doc__.partition("Example: pyro-bbb ")[2].strip()
+    tyro.extras.subcommand_cli_from_dict(COMMANDS, args=example.split())
     code, out, _ = run(capsys, command, "--help")
+    assert f"Example: pyro-bbb {command}" in out
     text = " ".join(out.replace("│", " ").split())
     assert code == 0
     for name in re.findall(r"--[a-z][a-z-]+", text.partition("options")[0]):

@@ -2,13 +2,14 @@
 """What columns of a file are: numbers, codes, identifiers, dates; in training and afterwards."""
 
 import re
+import shlex
 
 import numpy as np
 import polars as pl
 import pytest
 
 from pyro_bbb.apps import main
-from pyro_bbb.apps.command_line import Reading
+from pyro_bbb.apps.command_line import Evaluate
 from pyro_bbb.apps.table_model import Model
 
 RNG = np.random.default_rng(0)
@@ -74,7 +75,9 @@ def taken(model):
 
 def inputs(model, path):
     """Numbers that the network takes for a file."""
-    return model.estimator.encode(model.inputs(model.read(Reading(), path, truth=False), print))
+    return model.estimator.encode(
+        model.inputs(model.read(Evaluate(model=path, data=path), truth=False), print)
+    )
 
 
 # --- thousands ---
@@ -111,10 +114,10 @@ def test_thousands_are_read_as_thousands(capsys, tmp_path, case):
 @pytest.mark.parametrize(
     ("values", "separator", "message"),
     [
-        (["1,234", "2,345"] * 20, "\t", "column 'x' has '1,234' in row 1, in which ',' may be"),
-        (['"1,234"', '"2,345"'] * 20, ",", "column 'x' has '1,234' in row 1"),
-        (["194", "2,345"] * 20, ";", "column 'x' has '2,345' in row 2"),
-        (["1.234", "2.345"] * 20, ";", "column 'x' has '1.234' in row 1, in which '.' may be"),
+        (["1,234", "2,345"] * 20, "\t", "column 'x' has '1,234' in line 2, in which ',' may be"),
+        (['"1,234"', '"2,345"'] * 20, ",", "column 'x' has '1,234' in line 2"),
+        (["194", "2,345"] * 20, ";", "column 'x' has '2,345' in line 3"),
+        (["1.234", "2.345"] * 20, ";", "column 'x' has '1.234' in line 2, in which '.' may be"),
     ],
 )
 def test_a_number_that_may_be_another_is_refused(capsys, tmp_path, values, separator, message):
@@ -137,7 +140,7 @@ def test_numbers_that_do_not_fit_the_decimal_sign_are_refused(capsys, tmp_path, 
     if bad in ("2,28", "1,2345"):
         assert inputs(model, path)[6, 0] == float(bad.replace(",", "."))
     else:
-        assert model is None and f"column 'x' has '{bad}' in row 7, not a number" in output
+        assert model is None and f"column 'x' has '{bad}' in line 8, not a number" in output
 
 
 # --- numbers with slips and marks ---
@@ -150,7 +153,7 @@ def test_marks_among_numbers_are_counted_and_filled(capsys, tmp_path, mark):
     output, model = train(capsys, tmp_path, x=x, y=Y)
     counted = f"column 'x' holds numbers, and as missing values {mark!r} (2)"
     assert model is None and counted in output
-    assert "column 'x' has no value in row 4 (and 1 more): fill in" in output
+    assert "column 'x' has no value in line 5 (and 1 more): fill in" in output
     output, model = train(capsys, tmp_path, "--missing", "fill", x=x, y=Y)
     assert counted in output and taken(model) == ["x"] and model.estimator.columns_.gaps[0]
     numbers = inputs(model, tmp_path / "t.csv")
@@ -171,11 +174,11 @@ def test_texts_that_mean_missing_are_chosen_and_kept_with_the_model(capsys, tmp_
 def test_a_slip_among_numbers_is_no_category(capsys, tmp_path, few):
     x = np.array(["1", "2", "3", "40"] * 10) if few else X.astype(str)
     x[8] = "l2"
-    output, model = train(capsys, tmp_path, x=x, y=Y)
-    assert model is None and "column 'x' has 'l2' in row 9, not a number" in output
-    assert "--missing-values 'l2'" in output and "--keep x" in output
+    output, model = train(capsys, tmp_path, **{"the x": x}, y=Y)
+    assert model is None and "column 'the x' has 'l2' in line 10, not a number" in output
+    assert "--missing-values l2 (" in output and "--keep 'the x')" in output  # for a shell
     if few:
-        _, model = train(capsys, tmp_path, "--keep", "x", x=x, y=Y)
+        _, model = train(capsys, tmp_path, "--keep", "the x", **{"the x": x}, y=Y)
         assert next(iter(model.columns.values())) == ["1", "2", "3", "40", "l2"]
 
 
@@ -192,10 +195,10 @@ def test_a_target_of_numbers_never_becomes_classes(capsys, tmp_path, odd, count)
     y[4 : 4 + count] = odd
     path = write(tmp_path / "t.csv", "\t", x=X, y=y)
     output, model = train_file(capsys, path)
-    assert model is None and f"column 'y' has '{odd}' in row 5, not a number" in output
+    assert model is None and f"column 'y' has '{odd}' in line 6, not a number" in output
     assert "--task classification" in output and ("14 rows more" in output) == (count == 15)
     output, model = train_file(capsys, path, "--task", "regression")
-    assert model is None and f"column 'y' has '{odd}' in row 5, not a number" in output
+    assert model is None and f"column 'y' has '{odd}' in line 6, not a number" in output
 
 
 @pytest.mark.parametrize("mark", ["-", "<NA>", "NaT"])
@@ -203,7 +206,7 @@ def test_a_mark_in_the_target_is_no_class(capsys, tmp_path, mark):
     y = np.array(["0", "1"] * 20, dtype=object)
     y[7] = mark
     output, model = train(capsys, tmp_path, x=X, y=y)
-    assert model is None and "column 'y' has no value in row 8: leave out" in output
+    assert model is None and "column 'y' has no value in line 9: leave out" in output
 
 
 # --- the types of training, afterwards ---
@@ -254,11 +257,11 @@ def test_values_not_seen_in_training_are_told(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (["1", "big"], "column 'x' has 'big' in row 2, not a number"),
-        (["1", "-"], "column 'x' has no value in row 2"),
+        (["1", "big"], "column 'x' has 'big' in line 3, not a number"),
+        (["1", "-"], "column 'x' has no value in line 3"),
         (["01", "02"], None),
-        (["-", "-"], "column 'x' has no value in row 1"),
-        (["", ""], "column 'x' has no value in row 1"),
+        (["-", "-"], "column 'x' has no value in line 2"),
+        (["", ""], "column 'x' has no value in line 2"),
     ],
 )
 def test_what_was_a_number_must_be_one(capsys, plain, x, message):
@@ -285,7 +288,7 @@ def test_headers_and_line_ends_of_any_kind(capsys, tmp_path, line_end, bom):
 def test_an_empty_line_is_a_missing_value_of_the_only_column(capsys, plain):
     (plain / "new.csv").write_text("x\n1\n\n2\n")
     code, errors = predict(capsys, plain / "new.csv")
-    assert code == 2 and "column 'x' has no value in row 2" in errors
+    assert code == 2 and "column 'x' has no value in line 3" in errors
 
 
 def test_a_separator_at_the_end_of_lines_is_an_empty_column(capsys, tmp_path):
@@ -325,7 +328,8 @@ OTHERS = {
 @pytest.mark.parametrize("name", IDS)
 def test_indices_and_identifiers_are_left_out_unless_wanted(capsys, tmp_path, name):
     output, model = train(capsys, tmp_path, **{name: IDS[name], "x": X, "y": Y})
-    assert f"left out, as they number or name the rows: {name!r} (--keep NAME)" in output
+    words = f"{name!r} (--keep {shlex.quote(name)} takes it)"
+    assert f"left out, as they number or name the rows: {words}" in output
     assert taken(model) == ["x"]
     new = write(tmp_path / "new.csv", x=X[:3])  # without the identifier
     assert predict(capsys, new)[0] == 0
@@ -361,7 +365,7 @@ def test_dates_are_announced_and_become_numbers_when_wanted(capsys, tmp_path, fo
     assert inputs(model, tmp_path / "one.csv")[0, 1:].tolist() == [19711, 12, 3]
     table.with_columns(day=pl.lit("soon")).write_csv(tmp_path / "bad.csv")
     code, errors = predict(capsys, tmp_path / "bad.csv")
-    assert code == 2 and "column 'day' has 'soon' in row 1, not a date as %" in errors
+    assert code == 2 and "column 'day' has 'soon' in line 2, not a date as %" in errors
 
 
 def test_dates_whose_day_may_be_the_month_are_refused(capsys, tmp_path):
@@ -377,4 +381,4 @@ def test_large_numbers_are_learned_from_or_refused_by_column(capsys, tmp_path):
     _, model = train(capsys, tmp_path, x=x, y=Y)
     assert all(np.isfinite(value) for value in model.about.scores.values())
     output, model = train(capsys, tmp_path, x=Y, y=x)
-    assert model is None and "column 'y' has " in output and "in row 1, too large" in output
+    assert model is None and "column 'y' has " in output and "in line 2, too large" in output

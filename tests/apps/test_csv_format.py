@@ -9,7 +9,7 @@ import pytest
 from polars.testing import assert_frame_equal
 from sklearn.datasets import load_diabetes
 
-from pyro_bbb.apps.command_line import BadInput, Reading
+from pyro_bbb.apps.command_line import BadInput, Evaluate
 from pyro_bbb.apps.csv_format import read_table
 
 RNG = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def write(table, path, separator, decimal, encoding):
 
 
 def said(capsys, path):
-    table, _ = read_table(Reading(), path, {}, "feature")
+    table, _ = read_table(Evaluate(model=path, data=path), {}, "feature")
     return table, capsys.readouterr().out.splitlines()
 
 
@@ -88,7 +88,7 @@ def test_decimals_of_both_signs_are_refused(capsys, tmp_path):
 def test_a_ragged_row_is_named(capsys, tmp_path, row):
     (tmp_path / "t.csv").write_text("a;b\n1,5;2\n3,5;4\n" + row + "\n5,5;6\n")
     count = row.count(";") + 1
-    with pytest.raises(BadInput, match=rf"has {count} values in row 3, but 2 columns.*';'"):
+    with pytest.raises(BadInput, match=rf"has {count} values in line 4, but 2 columns.*';'"):
         said(capsys, tmp_path / "t.csv")
 
 
