@@ -264,8 +264,9 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     },
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",
     "ood": (
-        "experiments/ood.py --datasets fashion_mnist --networks 'residual, outliers' "
-        "map bbb_normal_reparam"
+        "experiments/ood.py --seeds 1 --networks 'residual, outliers' '784-400-400-10, MAP' "
+        "'784-400-400-10, ensemble of 5' '784-400-400-10, BBB, normal, reparam' "
+        "'784-400-400-10, last layer, prior of functions' 'LeNet-5, MAP'"
     ),
     "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda",
     "paper_mnist_published": "experiments/paper_mnist.py --preset published --device cuda",
