@@ -58,6 +58,7 @@ from .prediction import batch_bald as batch_bald
 from .prediction import batchnorm_draws as batchnorm_draws
 from .prediction import conformal as conformal
 from .prediction import diverse_bald as diverse_bald
+from .prediction import generate as generate
 from .prediction import predict as predict
 from .prediction import predict_mean as predict_mean
 from .prediction import temperature_scaling as temperature_scaling

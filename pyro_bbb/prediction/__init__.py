@@ -17,6 +17,7 @@ from pyro_bbb.prediction._classification import ClassificationPrediction, class_
 from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
 from pyro_bbb.prediction._draws import default_rows as default_rows
 from pyro_bbb.prediction._draws import posterior_draws
+from pyro_bbb.prediction._generate import generate
 from pyro_bbb.prediction._leave_one_out import leave_one_out_weights as leave_one_out_weights
 from pyro_bbb.prediction._leave_one_out import log_prob_left_out as log_prob_left_out
 from pyro_bbb.prediction._predict import checked_inputs as checked_inputs
@@ -37,6 +38,7 @@ __all__ = [
     "class_log_probs",
     "conformal",
     "diverse_bald",
+    "generate",
     "posterior_draws",
     "predict",
     "predict_mean",

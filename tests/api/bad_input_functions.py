@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyro.distributions as dist
@@ -123,6 +124,30 @@ def of_other_names():
 def of_more():
     """Return a guide of a longer network with the model's first layer."""
     return of_another(bbb.BayesianMLP([3, 2, 2]))
+
+
+class Speaker(nn.Module):
+    """A network that generates as Hugging Face's do."""
+
+    generation_config = SimpleNamespace(num_beams=1)
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 2)
+        self.head = nn.Linear(2, 5)
+
+    def forward(self, tokens):
+        return SimpleNamespace(logits=self.head(self.embed(tokens)))
+
+    def generate(self, tokens):
+        return torch.cat([tokens, self(tokens).logits[:, -1:].argmax(-1)], 1)
+
+
+def of_words():
+    """Return a network of words and its guide, by the names of arguments."""
+    network = bbb.bayesianize(Speaker(), where="head")
+    model = bbb.BayesianModel(network, likelihoods.Categorical(), num_data=4)
+    return {"model": model, "guide": bbb.AutoSoftplusNormal(model)}
 
 
 def draws(count=3):
@@ -526,6 +551,16 @@ PREDICTION = [
         ("seed", 2**70, "seed must be"),
         fine=[{"guide": draws()}, {"batch_size": 1}, {"num_samples": 1}, {"x": X.double()}],
         also=(RuntimeError,),
+    ),
+    row(
+        "generate",
+        lambda: {**of_words(), "input_ids": torch.ones(1, 3).long(), "num_samples": 2, "seed": 0},
+        ({"model": of_labels()["model"]}, "must have a Hugging Face network .*got BayesianMLP"),
+        ({"cache": None}, "cache must be left out"),
+        *no_counts("num_samples"),
+        ("seed", "0", "seed must be an integer, got '0'"),
+        fine=[{"num_samples": 1}],
+        skip=left("input_ids", "*", why="the network says which tokens it takes"),
     ),
     row(
         "predict local_reparam",
