@@ -27,6 +27,7 @@ from tests._support.branching import Branching
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 QUICK = {"num_samples": 8, "warmup_steps": 8, "max_tree_depth": 3, "progress": False}
+IMPROPER = {"log_uniform", "normal_jeffreys"}  # which chains refuse
 
 
 class Hierarchical(PyroModule):
@@ -337,8 +338,8 @@ def test_processes_change_nothing(double):
         assert torch.equal(getattr(alone, name), getattr(shared, name))
 
 
-@pytest.mark.parametrize("prior", bbb.priors.PRIORS)
-def test_every_prior_by_name_is_sampled_and_predicted_from(prior):
+@pytest.mark.parametrize("prior", sorted(bbb.priors.PRIORS.keys() - IMPROPER))
+def test_every_proper_prior_by_name_is_sampled_and_predicted_from(prior):
     network = bbb.BayesianMLP([2, 3, 1], activation=torch.nn.Tanh, prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=12)
     x = torch.randn(12, 2)
