@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "benchmarks")]
 
 import adapters  # noqa: E402
+import compression  # noqa: E402
 import continual  # noqa: E402
 import gap_splits  # noqa: E402
 import large  # noqa: E402
@@ -36,7 +37,7 @@ import shift  # noqa: E402
 import tables  # noqa: E402
 import uci_regression  # noqa: E402
 import wheel_bandit  # noqa: E402
-from _helpers.tables import Table, cell  # noqa: E402
+from _helpers.tables import Table, at, cell, table  # noqa: E402
 from active_learning import labels_table  # noqa: E402
 
 Rows: TypeAlias = list[list[str]]  # cells of the table on the page
@@ -234,6 +235,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
         "experiments/active_learning.py --preset batches --rules BALD BatchBALD random --repeats 6"
     ),
     "benchmarks": "benchmarks/run.py",
+    "compression": "experiments/compression.py --methods log_uniform units magnitude",
     "continual": (
         "experiments/continual.py --protocols permuted split split_fashion split_one_head "
         "--methods vcl vcl_random vcl_k_center laplace kronecker fine_tuning joint"
@@ -581,15 +583,19 @@ def of_estimator(name: str) -> Sequence[str]:
     return (f"{steps[key]['ratio']:.1f}",)
 
 
-def pruned() -> Table:
-    """Accuracy, size and speed of pruned networks."""
-    found, rows = record("mnist_mlp_ours")["mean"]["mixture prior"], []
-    for removed in ("0.75", "0.95", "0.98"):
-        sizes = [found["exported"][removed][k] for k in ("size", "latency_one", "latency_thousand")]
-        accuracy = f"{100 * found['pruning'][removed]:.2f}"
-        rows.append((f"{100 * float(removed):.0f}", accuracy, *(f"{x:.2f}" for x in sizes)))
-    columns = ("accuracy (%)", "compressed file", "time, 1 image", "time, 1,000 images")
-    return Table(("removed (%)", *columns), rows)
+def compressed() -> Table:
+    """Return scores, sizes and speed of compressed posteriors of digits."""
+    summaries = {}
+    for name in ("lenet300_mnist", "lenet5_mnist"):
+        title = compression.PROBLEMS[name].title.removesuffix(", MNIST")
+        for method, summary in record("compression")["problems"][name].items():
+            if compression.METHODS[method].prior is not None:
+                last = max(summary["mean"]["states"], key=int)
+                label = f"{title}, {compression.METHODS[method].label}"
+                summaries[label] = at(summary, "states", last)
+    names = ("factor", "error (%)", "NLL (nats)", "file, times smaller", "1,000 images")
+    columns = [column for column in compression.COLUMNS if column[0] in names]
+    return table("MNIST", summaries, columns)
 
 
 WIDTHS = [f"width {width}, batch 128" for width in (400, 800, 1200)]
@@ -638,7 +644,11 @@ PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
             f"adapters {name}": partial(adapters.table, name, found)
             for name, found in record("adapters")["tasks"].items()
         },
-        **{table.columns[0]: partial(str, table) for table in ood.tables(record("ood"))},
+        **{
+            table.columns[0]: partial(str, table)
+            for experiment in (ood, compression)
+            for table in experiment.tables(record(experiment.__name__))
+        },
         "rmse": partial(uci_scores, "rmse"),
         "log-likelihood": partial(uci_scores, "log_likelihood"),
         "uci methods": uci_methods,
@@ -680,7 +690,7 @@ PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
         "guides": ByRow(of_guide),
         "estimators": ByRow(of_estimator),
     },
-    "docs/guide/pruning_and_deploying.md": {"pruned": pruned},
+    "docs/guide/pruning_and_deploying.md": {"compressed": compressed},
     "docs/guide/residual_networks.md": {
         table.columns[0]: partial(str, table) for table in residual.tables(record("residual"))
     },

@@ -12,11 +12,8 @@ by the number of batches, as in the library; the learning rate applies to that s
 mean over the batch it gives 75.7 % after the first epoch, where the tutorial has 94.55 %.)
 """
 
-import gzip
-import io
 import math
 import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,54 +27,10 @@ from _helpers.run import Data, DataSettings, Picture, RepeatedSettings, Run
 from _helpers.scores import SCORES, scores
 from _helpers.tables import Table, shown
 from _helpers.training import Training, make_prior, normal_means
-from torch import Tensor, nn
+from torch import Tensor
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
-from pyro_bbb.deployment import sparse_where_faster
-
-
-def compare(modules: Mapping[str, nn.Module], x: Tensor, repetitions: int) -> dict[str, dict]:
-    """Bytes, and ratios of size and time to the first module's, which is the dense one.
-
-    Passes are of one and of a thousand inputs, of which there must be as many at least. Of each
-    network the layers that are faster so have sparse weights.
-    """
-    dense = next(iter(modules))
-    sizes = {name: file_size(module) for name, module in modules.items()}
-    single, many = (
-        latencies({n: sparse_where_faster(m, rows) for n, m in modules.items()}, rows, repetitions)
-        for rows in (x[:1], x[:1000])
-    )
-    return {
-        name: {
-            "bytes": sizes[name],
-            "size": sizes[name] / sizes[dense],
-            "latency_one": single[name] / single[dense],
-            "latency_thousand": many[name] / many[dense],
-        }
-        for name in modules
-    }
-
-
-def file_size(module: nn.Module) -> int:
-    """Bytes that ``torch.save`` writes of the module's tensors, compressed."""
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    return len(gzip.compress(file.getvalue()))
-
-
-def latencies(modules: Mapping[str, nn.Module], x: Tensor, repetitions: int) -> dict[str, float]:
-    """Median seconds of a pass; the modules take turns, so that all meet the same disturbances."""
-    seconds: dict[str, list[float]] = {name: [] for name in modules}
-    with torch.no_grad():
-        for _ in range(repetitions):
-            for name, module in modules.items():
-                started = time.perf_counter()
-                module(x)
-                seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(times) for name, times in seconds.items()}
-
 
 Scores: TypeAlias = dict[str, Any]
 SOURCE = "MXNet tutorial"
@@ -88,7 +41,6 @@ PUBLISHED_PRUNING = {  # accuracy by fraction removed
 }  # fmt: skip
 
 FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1.0)
-EXPORTED = (0.0, 0.75, 0.95, 0.98)
 
 
 Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal, bbb.History]
@@ -135,26 +87,6 @@ def pruning_table(record: Scores, names: list[str]) -> Table:
         for fraction in FRACTIONS
     ]
     return Table(("weights removed (%)", f"{SOURCE}: accuracy (%)", *names), rows)
-
-
-def export_table(record: Scores, name: str) -> Table:
-    """Size and speed against the dense network."""
-    columns = (
-        ("accuracy (%)", "accuracy", 100, 2),
-        ("compressed file (kB)", "bytes", 1e-3, 0),
-        ("of the dense file (%)", "size", 100, 1),
-        ("time for 1 image, dense = 1", "latency_one", 1, 2),
-        ("for 1,000 images, dense = 1", "latency_thousand", 1, 2),
-    )
-    figures = tabulate.at(record, name)
-    networks = {
-        f"{100 * fraction:.0f}": {
-            k: way["exported"][str(fraction)] | {"accuracy": way["pruning"][str(fraction)]}
-            for k, way in figures.items()
-        }
-        for fraction in EXPORTED
-    }
-    return tabulate.table(f"{name}: removed (%)", networks, columns)
 
 
 def draw_pruning(run: Run, record: Scores, names: list[str]) -> Picture:
@@ -233,8 +165,6 @@ class Config(RepeatedSettings, DataSettings):
     """Name of the recipe."""
     samples: int = 50
     """Networks drawn from the posterior for the ensemble."""
-    repetitions: int = 200
-    """Timed passes of each exported network."""
     output: Path = Path("results/mnist_mlp")
     """Folder for results."""
 
@@ -268,7 +198,6 @@ def evaluate(
     """All figures of one trained network."""
     (model, guide, history), (x, y) = trained, test_data
     ensemble = bbb.predict(model, guide, x, num_samples=config.samples, seed=seed)
-    modules = {str(f): bbb.to_module(model, bbb.prune(guide, f)) for f in EXPORTED}
     ratios = torch.cat([r.flatten() for r in bbb.signal_to_noise(guide).values()])
     pruned = {str(f): accuracy(model, bbb.prune(guide, f), test_data) for f in FRACTIONS}
     return {
@@ -277,7 +206,6 @@ def evaluate(
         "ensemble": scores(ensemble.probs, y),
         "share_below_0_db": float((ratios < 1).double().mean()),
         "pruning": pruned,
-        "exported": compare(modules, x, config.repetitions),
         "seconds_per_epoch": statistics.median(history.seconds),
     }
 
@@ -289,10 +217,10 @@ def load(config: Config, recipe: Recipe, *, train: bool) -> Data:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Train, prune, export; print the tables and write the results."""
+    """Train and prune; print the tables and write the results."""
     recipe = RECIPES[config.preset]
     if config.smoke:
-        config = replace(config, samples=3, repetitions=3)
+        config = replace(config, samples=3)
         recipe = replace(recipe, epochs=2, hidden=(50, 50))
     run = Run(config)
     train_data, test_data = (load(config, recipe, train=is_train) for is_train in (True, False))
@@ -311,7 +239,6 @@ def main(config: Config) -> dict[str, Any]:
         networks_table(summary, names, config.samples),
         accuracy_table(summary, names),
         pruning_table(summary, names),
-        *(export_table(summary, name) for name in names),
     ]
     pictures = [draw_pruning(run, summary, names)]
     record = {"recipe": asdict(recipe), **summary}
