@@ -24,7 +24,8 @@ def make_model(prior, likelihood=None, sizes=(2, 3, 1), n=12):
 
 # --- each with several ---
 
-PRIORS, GUIDES = list(bbb.priors.PRIORS), ANY_MODEL
+IMPROPER = ("log_uniform", "normal_jeffreys")  # for few guides: tests/priors/test_sparse_priors
+PRIORS, GUIDES = [name for name in bbb.priors.PRIORS if name not in IMPROPER], ANY_MODEL
 PAIRS = [  # each guide with every fifth prior, each prior with every fifth guide
     (name, prior)
     for i, name in enumerate(GUIDES)
