@@ -116,9 +116,10 @@ PROBLEMS = {
         factor=280,
         units=0.955,
         methods=("units",),
-        start=2,
-        all=1,
-        ramp=10,
+        start=6,
+        all=2,
+        ramp=12,
+        last=40,
         seeds=1,
     )
 }
