@@ -11,10 +11,11 @@ import multiprocessing
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +43,38 @@ class Networks:
         """Open the saved networks; one of `ERRORS` if that fails."""
         self.trained = open_saved(self.folder), open_saved(self.folder / _SUBFOLDER, draws=1)
 
-    def train(self, say: Callable[[str], None]) -> None:
-        """Train in a new process, follow it to its end, and open the saved networks."""
+    @contextmanager
+    def training(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Train in a new process beside the block; the block's end stops the training.
+
+        The thread that follows the process ends with the block too: one that is still inside
+        torch when the interpreter ends aborts this process.
+        """
         say("training on 1,797 digits of 8x8 pixels; the page shows the progress")
         context = multiprocessing.get_context("spawn")  # a fork would inherit locked threads
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_train, args=(sender, self.folder), daemon=True)
         process.start()
         sender.close()  # so that the messages end with the process
+        follower = threading.Thread(target=self._follow, args=(process, receiver, say))
+        follower.start()
+        try:
+            yield
+        finally:
+            process.terminate()
+            follower.join()
+
+    def _follow(
+        self, process: BaseProcess, receiver: Connection, say: Callable[[str], None]
+    ) -> None:
+        """Read the progress of the training to its end, and open the saved networks."""
         with suppress(EOFError):
             while not isinstance(message := receiver.recv(), str):
                 self.progress = message
             self.error = message
         process.join()
         if process.exitcode == -signal.SIGTERM:
-            return  # this process is at its end, and ended that one
+            return  # the page is closed
         if process.exitcode:
             self.error = f"the training ended with exit code {process.exitcode}"
         if self.error is None:
@@ -78,15 +96,16 @@ def play(options: Play) -> dict[str, Any]:
         place = f"{options.host}:{options.port}"
         raise BadInput(f"cannot answer at {place}: {error}; try another --port") from error
     networks = Networks(options.model or cache_folder() / "play-digits")
-    try:
-        if (networks.folder / "spec.json").exists():  # the Bayesian neural network is saved last
+    training: AbstractContextManager[None] = nullcontext()
+    if (networks.folder / "spec.json").exists():  # the Bayesian neural network is saved last
+        try:
             networks.open()
-        else:
-            threading.Thread(target=networks.train, args=(options.say,), daemon=True).start()
-    except ERRORS as error:
-        raise BadInput(str(error)) from error
-    options.say(f"http://{options.host}:{options.port}/ (Ctrl-C ends)")
-    with suppress(KeyboardInterrupt):
+        except ERRORS as error:
+            raise BadInput(str(error)) from error
+    else:
+        training = networks.training(options.say)
+    with suppress(KeyboardInterrupt), training:
+        options.say(f"http://{options.host}:{options.port}/ (Ctrl-C ends)")
         serve(networks, host=options.host, port=options.port, show=not options.no_browser)
     if networks.error is not None:
         raise BadInput(networks.error)
