@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pyproject.toml, environment.yml and conda's recipe ask for the same packages and bounds."""
+"""pyproject.toml, uv.lock, environment.yml and conda's recipe have the same packages and bounds."""
 
 import ast
 import sys
@@ -83,6 +83,22 @@ def test_the_recipe_has_the_library_alone():
     assert [Requirement(setuptools)] == [*map(Requirement, pyproject()["build-system"]["requires"])]
     scripts = [f"{name} = {target}" for name, target in project()["scripts"].items()]
     assert written["build"]["python"]["entry_points"] == scripts
+
+
+def test_the_lock_file_is_of_these_requirements():
+    packages = tomllib.loads((ROOT / "uv.lock").read_text("utf-8"))["package"]
+    (own,) = (package for package in packages if package["name"] == project()["name"])
+    metadata = own["metadata"]
+    bounds = {
+        required["name"]: required["specifier"]
+        for required in sum(metadata["requires-dev"].values(), metadata["requires-dist"])
+        if required["name"] != own["name"]
+    }
+    expected = from_pyproject(groups=GROUPS)
+    del expected["python"]
+    assert {CONDA_NAMES.get(name, name): bound for name, bound in bounds.items()} == expected
+    others = [package["source"] for package in packages if package != own]
+    assert all(source == {"registry": "https://pypi.org/simple"} for source in others)
 
 
 def test_all_files_say_one_version():
