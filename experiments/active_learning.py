@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -191,8 +190,6 @@ class Config(RepeatedSettings, DataSettings):
     """Ends every rule at this number of labels; the recipe's own by default."""
     validation: bool = False
     """Measure on validation images instead of the test part, as for choosing settings."""
-    output: Path = Path("results/active_learning")
-    """Folder for results."""
 
 
 RECIPES = {

@@ -379,8 +379,6 @@ class Config(SeveralSeeds, DataSettings):
     """Methods, instead of all."""
     scored: Literal["test", "validation"] = "test"
     """Data that are scored; settings were chosen on those of validation."""
-    output: Path = Path("results/adapters")
-    """Folder for results, and for the cells (task, method, seed) that are done."""
 
 
 def compare(config: Config, run: Run, name: str) -> Summaries:

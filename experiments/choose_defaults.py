@@ -51,8 +51,6 @@ class Config(SeveralSeeds, DataSettings):
     """Processes, each of one thread; results are the same."""
     samples: int = 30
     """Networks drawn from the posterior for each prediction."""
-    output: Path = Path("results/choose_defaults")
-    """Folder for results."""
 
 
 @dataclass(frozen=True)

@@ -645,8 +645,6 @@ class Config(SeveralSeeds, DataSettings):
     """Methods, instead of all."""
     validation: bool = False
     """Score 5,000 held-out training images; settings were chosen on these."""
-    output: Path = Path("results/continual")
-    """Folder for results."""
 
 
 def learn(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> Figures:

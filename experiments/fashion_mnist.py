@@ -14,7 +14,6 @@ and both are reported.
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -187,8 +186,6 @@ class Config(RepeatedSettings, DataSettings):
     """The article's recipe to the letter, or the one found better on validation images."""
     epochs: int | None = None
     """Passes over the training images, instead of the recipe's 20."""
-    output: Path = Path("results/fashion_mnist")
-    """Folder for results."""
 
 
 def load(config: Config, recipe: Recipe) -> Sets:

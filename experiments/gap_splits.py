@@ -53,8 +53,6 @@ class Config(DataSettings):
     """Number of features, from a table's first; by default all."""
     workers: int = 1
     """Processes that work on splits."""
-    output: Path = Path("results/gap_splits")
-    """Folder for results, and for the splits from which a run goes on."""
 
 
 @dataclass(frozen=True)

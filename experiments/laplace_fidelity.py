@@ -11,7 +11,6 @@ network's tangent at the MAP (Immer et al. 2021). Each repeat trains with anothe
 
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,8 +39,6 @@ class Config(RepeatedSettings):
     """Learning rate of the first half of the steps."""
     draws: int = 2000
     """Draws from each guide."""
-    output: Path = Path("results/laplace_fidelity")
-    """Folder for results."""
 
 
 def study(

@@ -13,7 +13,6 @@ spread by 0.1 around the -3 that all start from here.)
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -164,8 +163,6 @@ class Config(RepeatedSettings, DataSettings):
     """Coverage of the validation images at our refusal cut-off."""
     compared: int = 1
     """Seeds, from the first, with which partly random networks are trained too; 0 for none."""
-    output: Path = Path("results/lenet5_mnist")
-    """Folder for results."""
 
 
 RECIPES = {

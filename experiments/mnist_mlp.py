@@ -16,7 +16,6 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -165,8 +164,6 @@ class Config(RepeatedSettings, DataSettings):
     """Name of the recipe."""
     samples: int = 50
     """Networks drawn from the posterior for the ensemble."""
-    output: Path = Path("results/mnist_mlp")
-    """Folder for results."""
 
 
 def train(

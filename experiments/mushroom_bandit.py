@@ -167,8 +167,6 @@ class Config(SeveralSeeds, DataSettings):
     """Agents: bbb; and greedy, greedy1, greedy5, with 0, 1 and 5 % random actions."""
     compile: bool = True
     """Compile the steps, which takes a C++ compiler; without, they are Pyro's, and slower."""
-    output: Path = Path("results/mushroom_bandit")
-    """Folder for results."""
 
 
 @dataclass

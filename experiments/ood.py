@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -88,8 +87,6 @@ class Config(SeveralSeeds, DataSettings):
     """Passes of the other networks."""
     number: int = 2_000
     """Images of each set that are scored."""
-    output: Path = Path("results/ood")
-    """Folder for results."""
 
 
 def changes(x: Tensor) -> dict[str, Tensor]:

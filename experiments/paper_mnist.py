@@ -12,7 +12,6 @@ deviations before and after training: with tiny ones the method is an ordinary n
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import tyro
@@ -47,8 +46,6 @@ class Config(RepeatedSettings, DataSettings):
     """Networks drawn from the posterior for predictions."""
     device: str = "cpu"
     """Device; on a GPU the training step is captured in a CUDA graph."""
-    output: Path = Path("results/paper_mnist")
-    """Folder for results."""
 
 
 def train_all(config: Config, run: Run) -> Scores:

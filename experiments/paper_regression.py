@@ -16,7 +16,6 @@ x < -0.05 and x > 0.55.
 import math
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -97,8 +96,6 @@ class Config(RepeatedSettings):
     """The paper's prior and a network of its usual size, or what the ELBO prefers."""
     samples: int = 500
     """Networks drawn from the posterior for each prediction."""
-    output: Path = Path("results/paper_regression")
-    """Folder for results."""
 
 
 def curve(x: Tensor, noise: Tensor) -> Tensor:

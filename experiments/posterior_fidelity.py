@@ -47,8 +47,6 @@ class Config(Settings):
     """Draws from each guide."""
     data_root: Path | None = None
     """Folder of the UCI sets; by default $PYRO_BBB_DATA."""
-    output: Path = Path("results/posterior_fidelity")
-    """Folder for results, and for those of finished problems, which are not run again."""
 
 
 @dataclass(frozen=True)

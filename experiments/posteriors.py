@@ -16,7 +16,6 @@ ten passes. Published beside them are the ensembles of uncertainty-baselines
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import matplotlib.pyplot as plt
@@ -113,8 +112,6 @@ class Config(SeveralSeeds, DataSettings):
     """Passes over the training images in every training, instead of the recipes' own."""
     images: int = 5000
     """Out-of-distribution images."""
-    output: Path = Path("results/posteriors")
-    """Folder for results, and for the cells (problem, method, seed) that are done."""
 
 
 def compare(config: Config, run: Run, name: str) -> Summaries:

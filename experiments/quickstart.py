@@ -16,7 +16,6 @@ Two CPU cores need less than a minute; ``--smoke`` runs the same path in seconds
 
 import statistics
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -52,8 +51,6 @@ class Config(Settings):
     """Networks drawn from the posterior for each prediction on digits."""
     answered: float = 0.95
     """Coverage of the validation digits at the refusal threshold."""
-    output: Path = Path("results/quickstart")
-    """Folder for results."""
 
 
 def ood_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:

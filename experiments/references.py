@@ -209,8 +209,6 @@ class Config(Settings):
     """A draw takes at most 2 to this power leapfrog steps."""
     files: Path | None = None
     """Folder for the files of draws; by default that of the results."""
-    output: Path = Path("results/references")
-    """Folder for results."""
 
 
 def numpyro_model(posed: Reference) -> Any:

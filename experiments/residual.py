@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -83,8 +82,6 @@ class Config(SeveralSeeds, DataSettings):
     """Problems: data set and network."""
     scored: Literal["test", "validation"] = "test"
     """Images that are scored; settings were chosen on validation images."""
-    output: Path = Path("results/residual")
-    """Folder for results."""
 
 
 def train(network: nn.Module, method: Method, data: Data, epochs: int, seed: int) -> Any:

@@ -215,8 +215,6 @@ class Config(SeveralSeeds, DataSettings):
     """Test images, of which there are 10,000."""
     trainings: Path | None = None
     """Folder of trainings, instead of one in the folder of results."""
-    output: Path = Path("results/shift")
-    """Folder for results."""
 
 
 def compare(config: Config, run: Run, name: str) -> Summaries:

@@ -17,7 +17,6 @@ two articles by M. Krasser:
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -137,8 +136,6 @@ class Config(RepeatedSettings):
     """A draw of NUTS takes at most 2 to this power leapfrog steps."""
     workers: int = 2
     """Processes for the chains of NUTS."""
-    output: Path = Path("results/sine_regression")
-    """Folder for results."""
 
 
 def make_model(recipe: Recipe, num_data: int) -> bbb.BayesianModel:

@@ -92,8 +92,6 @@ class Config(DataSettings):
     """Number of splits of each table, from the first; a third of it beyond 5,000 training rows."""
     fresh: tuple[str, ...] = ()
     """Names of methods whose figures are made again."""
-    output: Path = Path("results/tables")
-    """Folder for results, and for the figures from which a run goes on."""
 
 
 # --- tables ---

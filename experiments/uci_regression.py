@@ -199,8 +199,6 @@ class Config(DataSettings):
     """Number of splits, from a table's first; by default all."""
     workers: int = 1
     """Processes that work on splits; -1 is one for each processor."""
-    output: Path = Path("results/uci_regression")
-    """Folder for results, and for the splits from which a run goes on."""
 
 
 def tasks_of(config: Config, recipe: Recipe, paths: dict[str, Path]) -> list[Task]:

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,8 +212,6 @@ class Config(SeveralSeeds):
     """Runs with consecutive seeds; tables show their means and standard deviations."""
     steps: int = 80_000
     """Contexts."""
-    output: Path = Path("results/wheel_bandit")
-    """Folder for results."""
 
 
 def run_one(config: Config, learning: Learning, agent: str, seed: int) -> dict[str, Any]:

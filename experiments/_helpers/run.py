@@ -9,6 +9,7 @@ import atexit
 import base64
 import dataclasses
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -51,6 +52,13 @@ class Settings:
     """Processor threads of each process. Small networks gain nothing from more."""
     smoke: bool = False
     """Run everything on tiny sizes and without downloads, to test that it works."""
+    output: Path = Path("results/NAME")
+    """Folder for results, from which an interrupted run goes on; NAME is the experiment's."""
+
+    def __post_init__(self) -> None:
+        """Insert the name of the experiment's file into the folder's."""
+        name = Path(inspect.getfile(type(self))).stem
+        object.__setattr__(self, "output", Path(str(self.output).replace("NAME", name)))
 
     @property
     def all_seeds(self) -> range:
