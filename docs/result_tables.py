@@ -258,7 +258,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     "shift_fashion": "experiments/shift.py --problems fashion_mlp --images 1000",
     "shift_lenet5": "experiments/shift.py --problems mnist_lenet5 --images 1000",
     "lenet5_fashion_ivon": (
-        "experiments/lenet5_mnist.py --preset ivon --dataset fashion_mnist --repeats 3 --compared 0"
+        "experiments/lenet5_mnist.py --preset ivon --dataset fashion_mnist --repeats 3"
     ),
     **{
         f"uci_regression_{preset}": f"experiments/uci_regression.py --preset {preset}"
@@ -614,7 +614,7 @@ PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
         "paper scores": lambda: paper_mnist.calibration_table(PAPER),
         "reproduction": reproduction,
         "paper pruning": lambda: paper_pruning.errors_table(record("paper_pruning_ours")["errors"]),
-        "wheel": lambda: wheel_bandit.table(record("wheel_bandit")["agents"], wheel_bandit.DELTAS),
+        "wheel": lambda: wheel_bandit.table(record("wheel_bandit")["agents"]),
         **{
             f"{problem}{kind}": partial(of_problem, run, problem, make)
             for run, problem in (

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -48,11 +48,10 @@ from _helpers.run import (
     Run,
     SeveralSeeds,
     check_names,
-    chosen,
     fingerprint,
 )
 from _helpers.scores import SCORES, draws
-from _helpers.tables import Table
+from _helpers.tables import Summaries, Table
 from _helpers.training import train_plain
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
@@ -340,7 +339,6 @@ def methods(name: str) -> dict[str, Method]:
     return by_name
 
 
-Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
 RATIOS = {"nll": "NLL, over that of MAP", "ece": "ECE, over that of MAP"}
 
 
@@ -390,8 +388,7 @@ def compare(config: Config, run: Run, name: str) -> Summaries:
     def one(method: str, seed: int) -> Scores:
         return measure(trainings.task(name, method, seed, sets), available[method], sets)
 
-    names = chosen(available, config.methods)
-    return {method: run.repeat(partial(one, method), name, method) for method in names}
+    return run.compare(one, available, config.methods, name)
 
 
 def main(config: Config) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import joblib
 import numpy as np
@@ -28,7 +28,7 @@ from _helpers import tables as tabulate
 from _helpers.images import digits, stratified
 from _helpers.run import DataSettings, Picture, Run, SeveralSeeds
 from _helpers.scores import scores
-from _helpers.tables import Summary, Table
+from _helpers.tables import Scores, Summary, Table
 from _helpers.training import uniform_means
 from pyro.distributions import Normal
 from sklearn.model_selection import train_test_split
@@ -37,7 +37,6 @@ from torch import Tensor
 import pyro_bbb as bbb
 from pyro_bbb import data, metrics
 
-Scores: TypeAlias = dict[str, Any]
 UCI = ("bostonHousing", "energy", "yacht", "wine-quality-red")
 
 

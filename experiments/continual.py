@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -28,9 +28,9 @@ import torch
 import tyro
 from _helpers import tables as tabulate
 from _helpers.images import images, train_and_validation
-from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names, chosen
-from _helpers.tables import Summary, Table, over_seeds
-from _helpers.training import named
+from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names
+from _helpers.tables import Scores, Summaries, Summary, Table, over_seeds
+from _helpers.training import Training, named
 from pyro import poutine
 from pyro.distributions import MultivariateNormal, Normal, TransformedDistribution
 from pyro.distributions.torch_distribution import TorchDistribution
@@ -231,6 +231,22 @@ def split(train: Data, scored: Data, seed: int, own_heads: bool) -> list[Task]:
     ]
 
 
+SPLIT_MNIST = Protocol(
+    title="split MNIST",
+    dataset="mnist",
+    hidden=(256, 256),
+    outputs=2,
+    own_heads=True,
+    tasks=split,
+    coreset=40,
+    published={
+        "VCL": 0.970,
+        "VCL, random coreset of 40": 0.984,
+        "mean field, Swaroop et al.": 0.984,
+        "EWC": 0.631,
+        "SI": 0.989,
+    },
+)
 PROTOCOLS = {
     "permuted": Protocol(
         title="permuted MNIST",
@@ -249,46 +265,21 @@ PROTOCOLS = {
             "Laplace propagation": 0.82,
         },
     ),
-    "split": Protocol(
-        title="split MNIST",
-        dataset="mnist",
-        hidden=(256, 256),
-        outputs=2,
-        own_heads=True,
-        tasks=split,
-        coreset=40,
-        published={
-            "VCL": 0.970,
-            "VCL, random coreset of 40": 0.984,
-            "mean field, Swaroop et al.": 0.984,
-            "EWC": 0.631,
-            "SI": 0.989,
-        },
+    "split": SPLIT_MNIST,
+    "split_fashion": replace(
+        SPLIT_MNIST, title="split Fashion-MNIST", dataset="fashion_mnist", published={}
     ),
-    "split_fashion": Protocol(
-        title="split Fashion-MNIST",
-        dataset="fashion_mnist",
-        hidden=(256, 256),
-        outputs=2,
-        own_heads=True,
-        tasks=split,
-        coreset=40,
-    ),
-    "split_one_head": Protocol(
+    "split_one_head": replace(
+        SPLIT_MNIST,
         title="split MNIST, the task not known",
-        dataset="mnist",
-        hidden=(256, 256),
-        outputs=2,
         own_heads=False,
-        tasks=split,
-        coreset=40,
         published={"VCL": 0.64, "TD-VCL": 0.66},
     ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Training):
     """Hyper-parameters of a method."""
 
     guide: str  # name of the guide
@@ -302,7 +293,6 @@ class Settings:
     loss: str | None = None  # objective, see `pyro_bbb.fit`
     coreset: str = ""  # how images of each task are kept: "random" or "k_center"; none by default
     temperature: float = 1.0  # weight of the KL; 1 is Bayes' rule
-    estimator: str = "reparam"  # gradient estimator
     lr: float = 3e-3  # learning rate at the start of a task
     epochs: int = 10  # passes over each task
     batch_size: int = 256  # images per step
@@ -401,16 +391,9 @@ class Learner:
 
     def fit(self, model: Any, guide: Any, data: Data) -> None:
         """Train a guide by the settings."""
-        names = ("epochs", "batch_size", "lr", "estimator", "loss", "engine")
-        bbb.fit(
-            model,
-            guide,
-            data,
-            kl_schedule=bbb.KLSchedule(temperature=self.settings.temperature),
-            progress=False,
-            seed=self.seed + len(self.latest),
-            **{name: getattr(self.settings, name) for name in names},
-        )
+        schedule = bbb.KLSchedule(temperature=self.settings.temperature)
+        options = {"progress": False, "seed": self.seed + len(self.latest)}
+        self.settings.fit(model, guide, data, kl_schedule=schedule, **options)
 
     def set_aside(self, task: Task, data: Data) -> Data:
         """Return the data without those that the task's coreset keeps."""
@@ -538,15 +521,8 @@ def methods(vcl: Settings, ewc: Settings, kronecker: Settings) -> dict[str, Meth
     }
 
 
-METHODS = {
-    "permuted": methods(PERMUTED, EWC_PERMUTED, KRONECKER_PERMUTED),
-    "split": methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT),
-    "split_fashion": methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT),
-    "split_one_head": methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT),
-}
-
-
-Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
+METHODS = dict.fromkeys(PROTOCOLS, methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT))
+METHODS["permuted"] = methods(PERMUTED, EWC_PERMUTED, KRONECKER_PERMUTED)
 
 
 def table(name: str, found: Summaries) -> Table:
@@ -631,7 +607,6 @@ def draw_capacity(run: Run, name: str, found: Summaries) -> Picture:
     return run.curves(f"{name}_capacity", caption, panels, **axes)
 
 
-Figures: TypeAlias = dict[str, Any]
 LEVELS = 101  # quantiles of the signal-to-noise ratio
 
 
@@ -647,7 +622,7 @@ class Config(SeveralSeeds, DataSettings):
     """Score 5,000 held-out training images; settings were chosen on these."""
 
 
-def learn(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> Figures:
+def learn(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> Scores:
     """Learn the tasks one after the other; after each, score those so far."""
     learner = Learner(protocol, method.settings, seed)
     matrix, snr = [], []
@@ -659,15 +634,16 @@ def learn(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> F
             snr.append(signal_to_noise(learner.latest[task.head]))
     averages = [statistics.fmean(row) for row in matrix]
     history = {"matrix": matrix, "averages": averages, "forgetting": forgetting(matrix)}
-    return mean(task_scores) | history | ({"snr": snr} if snr else {})
+    return over_seeds(task_scores)["mean"] | history | ({"snr": snr} if snr else {})
 
 
-def learn_at_once(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> Figures:
+def learn_at_once(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> Scores:
     """Learn the images of all tasks together, and score every task."""
     together = AllTasks(protocol, tasks)
     learner = Learner(protocol, method.settings, seed, together.network)
     learner.learn(together.joined)
-    return mean([score(learner.predict(task), task) for task in together.tasks])
+    task_scores = [score(learner.predict(task), task) for task in together.tasks]
+    return over_seeds(task_scores)["mean"]
 
 
 def score(answer: bbb.ClassificationPrediction, task: Task) -> dict[str, float]:
@@ -678,12 +654,6 @@ def score(answer: bbb.ClassificationPrediction, task: Task) -> dict[str, float]:
         "nll": -answer.log_prob(y).double().mean().item(),  # finite where a probability is 0
         "ece": metrics.ece(answer.probs, y),
     }
-
-
-def mean(found: list[dict[str, float]]) -> Figures:
-    """Means over the tasks."""
-    means: Figures = over_seeds(found)["mean"]
-    return means
 
 
 def forgetting(matrix: list[list[float]]) -> float:
@@ -709,23 +679,16 @@ def compare(config: Config, run: Run, name: str) -> Summaries:
     """All methods on one protocol: the figures of the seeds, their means and deviations."""
     protocol = PROTOCOLS[name]
 
-    def one(method: Method, seed: int) -> Figures:
+    def one(label: str, seed: int) -> Scores:
+        method = METHODS[name][label]
         options = {"smoke": config.smoke, "validation": config.validation, "seed": seed}
         tasks = protocol.sequence(config.data_root, **options)
-        tasks = tasks[:2] if config.smoke else tasks
+        if config.smoke:  # of a size that needs no compiled steps
+            tasks, brief = tasks[:2], replace(method.settings, epochs=1, engine="eager")
+            method = replace(method, settings=brief)
         return (learn_at_once if method.at_once else learn)(protocol, method, tasks, seed)
 
-    return {
-        method: run.repeat(partial(one, shortened(METHODS[name][method], config)), name, method)
-        for method in chosen(METHODS[name], config.methods)
-    }
-
-
-def shortened(method: Method, config: Config) -> Method:
-    """Return the method, in a smoke test with one epoch of a size that needs no compiled steps."""
-    if not config.smoke:
-        return method
-    return replace(method, settings=replace(method.settings, epochs=1, engine="eager"))
+    return run.compare(one, METHODS[name], config.methods, name)
 
 
 def main(config: Config) -> dict[str, Any]:

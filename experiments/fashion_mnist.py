@@ -22,7 +22,7 @@ import tyro
 from _helpers.images import images
 from _helpers.run import Data, DataSettings, RepeatedSettings, Run
 from _helpers.scores import MEASURES, SCORES, detect, scores
-from _helpers.tables import Table, at, table
+from _helpers.tables import Scores, Table, at, table
 from _helpers.training import Training, make_prior, uniform_means
 from torch import Tensor, nn
 
@@ -58,7 +58,6 @@ class Whitening:
         return z * (self.length / z.norm(dim=1, keepdim=True))
 
 
-Scores: TypeAlias = dict[str, Any]
 Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal, bbb.History]
 Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]
 GARMENTS, DIGITS = "garments", "digits"
@@ -184,8 +183,6 @@ class Config(RepeatedSettings, DataSettings):
 
     preset: Literal["published", "ours"] = "ours"
     """The article's recipe to the letter, or the one found better on validation images."""
-    epochs: int | None = None
-    """Passes over the training images, instead of the recipe's 20."""
 
 
 def load(config: Config, recipe: Recipe) -> Sets:
@@ -238,10 +235,8 @@ def main(config: Config) -> dict[str, Any]:
     recipe = RECIPES[config.preset]
     widths = {WIDE: (400, 400), NARROW: (100,)}
     if config.smoke:
-        config = replace(config, epochs=2)
-        recipe = replace(recipe, samples=3)
+        recipe = replace(recipe, samples=3, epochs=2)
         widths = {WIDE: (30, 30), NARROW: (10,)}
-    recipe = replace(recipe, epochs=config.epochs or recipe.epochs)
     run, sets = Run(config), load(config, recipe)
     data = sets.seen(sets.train[0]), sets.train[1]
 

@@ -32,7 +32,7 @@ SUMMARY = (
     "Scores in the middle third of a feature, which the training part lacks, averaged over the "
     "features, in the target's own units. Coverage: of central 90 % intervals."
 )
-UNITS = 50
+UNITS, BATCH, LR = 50, 256, 0.01  # of hidden units, of rows in each step, Adam's at the start
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,6 @@ class Config(DataSettings):
     """Names of the tables, which are their folders'; by default all that are there."""
     steps: int = 3000
     """Training steps of each guide, at least; each row is seen 20 times or more."""
-    batch_size: int = 256
-    """Rows in each step."""
-    lr: float = 0.01
-    """Adam's learning rate at the start."""
     draws: int = 100
     """Draws from each posterior."""
     features: int | None = None
@@ -112,7 +108,7 @@ def posterior(
         return bbb.run_sgmcmc(
             model,
             data,
-            batch_size=config.batch_size,
+            batch_size=BATCH,
             seed=config.seed,
             progress=False,
             lr=RATES["lr"] * float(model.likelihood.scale) ** 2,
@@ -121,14 +117,14 @@ def posterior(
         )
     first = {} if start is None else {"init_loc": start.median()}
     guide = bbb.guides.make(method.guide, model, **method.options, **first)
-    batches = math.ceil(len(data[0]) / config.batch_size)
+    batches = math.ceil(len(data[0]) / BATCH)
     bbb.fit(
         model,
         guide,
         data,
         epochs=max(math.ceil(config.steps / batches), 1 if config.smoke else 20),
-        batch_size=config.batch_size,
-        lr=config.lr * method.lr_factor,
+        batch_size=BATCH,
+        lr=LR * method.lr_factor,
         seed=config.seed,
         progress=False,
     )

@@ -24,6 +24,7 @@ from tqdm import tqdm
 import pyro_bbb as bbb
 from pyro_bbb.data import Reference
 
+LR = 0.05
 STRUCTURES = ("full", "kron", "diag", "last_layer")
 
 
@@ -35,8 +36,6 @@ class Config(RepeatedSettings):
     """Trainings with consecutive seeds; tables show their means, the picture the first."""
     steps: int = 9000
     """Training steps to the MAP, each on all data."""
-    lr: float = 0.05
-    """Learning rate of the first half of the steps."""
     draws: int = 2000
     """Draws from each guide."""
 
@@ -49,7 +48,7 @@ def study(
     data = reference.x, reference.y
     model, scores = reference.make_model(), {}
     point = bbb.guides.make("delta", model)
-    options = {"batch_size": len(reference.x), "lr": config.lr, "seed": seed}
+    options = {"batch_size": len(reference.x), "lr": LR, "seed": seed}
     bbb.fit(model, point, data, epochs=config.steps, progress=False, **options)
     for structure in STRUCTURES:
         for optimize in (False, True):

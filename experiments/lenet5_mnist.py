@@ -21,8 +21,8 @@ from _helpers import tables as tabulate
 from _helpers.images import images, train_and_validation
 from _helpers.run import Data, DataSettings, RepeatedSettings, Run
 from _helpers.scores import MEASURES, SCORES, detect, scores
-from _helpers.tables import Table, over_seeds
-from _helpers.training import Training, he, lenet5, predict_plain, train_plain
+from _helpers.tables import Scores, Table
+from _helpers.training import Training, he, lenet5
 from pyro.distributions import Normal
 from torch import Tensor, nn
 
@@ -50,33 +50,27 @@ class Recipe(Training):
 
 
 def train(
-    recipe: Recipe, data: Data, layers: str, seed: int
+    recipe: Recipe, data: Data, seed: int
 ) -> tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal, bbb.History]:
-    """Train with random weights in the layers whose names match patterns, by `pyro_bbb.fit`."""
+    """Train the network from the recipe's initial weights."""
     torch.manual_seed(seed)
-    scale, where = recipe.prior_scale, [f"{name}.{recipe.random}" for name in layers.split("|")]
+    plain, scale = he(lenet5()), recipe.prior_scale
+    if recipe.init_scale is not None:
+        for name, parameter in plain.named_parameters():
+            if not name.endswith("bias"):
+                nn.init.normal_(parameter, std=recipe.init_scale)
     prior = bbb.priors.FanInNormal() if scale is None else Normal(0.0, scale)
-    network = bbb.bayesianize(initial_network(recipe), prior, where="|".join(where))
+    network = bbb.bayesianize(plain, prior, where=f"*.{recipe.random}")
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
     guide = bbb.AutoSoftplusNormal(model, init_rho=recipe.init_rho)
     schedule = bbb.KLSchedule(temperature=recipe.temperature)
     return model, guide, recipe.fit(model, guide, data, kl_schedule=schedule, seed=seed)
 
 
-def initial_network(recipe: Recipe) -> nn.Module:
-    """LeNet-5 as an ordinary torch network, with the recipe's initial weights."""
-    network = he(lenet5())
-    if recipe.init_scale is not None:
-        for name, parameter in network.named_parameters():
-            if not name.endswith("bias"):
-                nn.init.normal_(parameter, std=recipe.init_scale)
-    return network
-
-
 Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]
-Scores: TypeAlias = dict[str, Any]
 NOISE = "Gaussian noise"
 PUBLISHED_CUT_OFF = 0.2
+ANSWERED = 0.98  # coverage of the validation images at our cut-off
 
 PUBLISHED = {  # LeNet-5 of uncertainty-baselines, github.com/google/uncertainty-baselines
     "mnist": {
@@ -88,8 +82,6 @@ PUBLISHED = {  # LeNet-5 of uncertainty-baselines, github.com/google/uncertainty
         "published, deterministic": ("91.0", "0.321", "–"),
     },
 }
-
-ALL = "all layers"
 
 
 @dataclass(frozen=True)
@@ -107,25 +99,18 @@ def noise(count: int, seed: int) -> Tensor:
     return torch.randn(count, 1, 28, 28, generator=torch.Generator().manual_seed(seed))
 
 
-def scores_table(dataset: str, summary: Scores, variants: dict[str, Scores]) -> Table:
+def scores_table(dataset: str, summary: Scores) -> Table:
     """Tabulate scores on the test images, and published ones."""
-    sources = {"ensemble": (summary, "test"), "network of mean weights": (summary, "mean_network")}
-    sources |= {f"ensemble, random: {name}": (s, "test") for name, s in variants.items()}
-    rows = {label: tabulate.at(record, key) for label, (record, key) in sources.items()}
+    keys = {"ensemble": "test", "network of mean weights": "mean_network"}
+    rows = {label: tabulate.at(summary, key) for label, key in keys.items()}
     return tabulate.table("on the test images", rows, SCORES, PUBLISHED[dataset])
 
 
-def ood_table(summaries: dict[str, Scores]) -> Table:
-    """AUROC of three measures, by random layers and kind of image."""
-    cells = [
-        (
-            f"{ood}; random: {name}",
-            *(tabulate.shown(s, "foreign", ood, m, digits=1) for m in MEASURES),
-        )
-        for ood in next(iter(summaries.values()))["mean"]["foreign"]
-        for name, s in summaries.items()
-    ]
-    return Table(("AUROC (%) against test images", *MEASURES), cells)
+def ood_table(summary: Scores) -> Table:
+    """AUROC of three measures, by kind of image."""
+    rows = {ood: tabulate.at(summary, "foreign", ood) for ood in summary["mean"]["foreign"]}
+    columns = [(measure, measure, 100, 1) for measure in MEASURES]
+    return tabulate.table("AUROC (%) against test images", rows, columns)
 
 
 def refusal_table(summary: Scores) -> Table:
@@ -142,7 +127,6 @@ def refusal_table(summary: Scores) -> Table:
 Predict: TypeAlias = Callable[[Tensor], bbb.ClassificationPrediction]
 
 NAMES = {"mnist": "digits", "fashion_mnist": "garments"}
-VARIANTS = {ALL: "*", "dense layers": "fc1|last", "last layer": "last", "none": None}
 
 
 @dataclass(frozen=True)
@@ -153,16 +137,10 @@ class Config(RepeatedSettings, DataSettings):
     """The example's recipe to the letter, the one found better on validation images, or IVON."""
     dataset: Literal["mnist", "fashion_mnist"] = "mnist"
     """Training data; the other set is out-of-distribution."""
-    epochs: int | None = None
-    """Passes over the training images, instead of the recipe's."""
     samples: int = 50
     """Networks drawn from the posterior for each prediction."""
     images: int = 2000
     """Validation images for the cut-off, and out-of-distribution images of each kind."""
-    answered: float = 0.98
-    """Coverage of the validation images at our refusal cut-off."""
-    compared: int = 1
-    """Seeds, from the first, with which partly random networks are trained too; 0 for none."""
 
 
 RECIPES = {
@@ -219,7 +197,7 @@ def evaluate(config: Config, sets: Sets, predict: Predict) -> tuple[Scores, Answ
     x, y = sets.test
     inside, valid = predict(x), predict(sets.valid[0][: config.images])
     ood_answers = {name: predict(images) for name, images in sets.ood.items()}
-    cut_off = float(valid.confidence.quantile(1 - config.answered))
+    cut_off = float(valid.confidence.quantile(1 - ANSWERED))
     cuts = {"published": PUBLISHED_CUT_OFF, "validation": cut_off}
     everything = {NAMES[config.dataset]: inside, **ood_answers}
     figures = {
@@ -242,39 +220,15 @@ def evaluate(config: Config, sets: Sets, predict: Predict) -> tuple[Scores, Answ
     return figures, everything
 
 
-def compare(config: Config, recipe: Recipe, sets: Sets) -> dict[str, Scores]:
-    """Score partly random networks, and one of fixed weights."""
-    scores_by_name: dict[str, Scores] = {}
-    for name, layers in VARIANTS.items():
-        if name != ALL and config.compared:
-            seeds = range(config.seed, config.seed + config.compared)
-            predictors = (partly(config, recipe, sets, layers, seed) for seed in seeds)
-            scores_by_name[name] = over_seeds([evaluate(config, sets, p)[0] for p in predictors])
-    return scores_by_name
-
-
-def partly(config: Config, recipe: Recipe, sets: Sets, layers: str | None, seed: int) -> Predict:
-    """Train with random weights in some layers or none; return its predictor."""
-    if layers is not None:
-        model, guide, _ = train(recipe, sets.train, layers, seed)
-        return partial(answer, config, model, guide, seed=seed)
-    torch.manual_seed(seed)
-    network, schedule = initial_network(recipe), recipe.lr_schedule
-    return partial(
-        predict_plain, train_plain(network, sets.train, recipe.epochs, lr_schedule=schedule)
-    )
-
-
 def main(config: Config) -> dict[str, Any]:
     """Trains, evaluates, prints the tables and writes the results."""
-    if config.smoke:
-        config = replace(config, epochs=1, samples=3, images=20)
     recipe = RECIPES[config.preset]
-    recipe = replace(recipe, epochs=config.epochs or recipe.epochs)
-    run, sets = Run(config, free=("compared",)), load(config)
+    if config.smoke:
+        config, recipe = replace(config, samples=3, images=20), replace(recipe, epochs=1)
+    run, sets = Run(config), load(config)
 
     def one(seed: int) -> Scores:
-        model, guide, history = train(recipe, sets.train, "*", seed)
+        model, guide, history = train(recipe, sets.train, seed)
         figures, everything = evaluate(
             config, sets, partial(answer, config, model, guide, seed=seed)
         )
@@ -288,14 +242,8 @@ def main(config: Config) -> dict[str, Any]:
         }
 
     summary = run.repeat(one)
-    variants = compare(config, recipe, sets)
-    tables = [
-        scores_table(config.dataset, summary, variants),
-        ood_table({ALL: summary, **variants}),
-        refusal_table(summary),
-    ]
-    metrics = {"recipe": asdict(recipe), **summary, "random_layers": variants}
-    return run.report(__doc__, metrics, tables)
+    tables = [scores_table(config.dataset, summary), ood_table(summary), refusal_table(summary)]
+    return run.report(__doc__, {"recipe": asdict(recipe), **summary}, tables)
 
 
 if __name__ == "__main__":

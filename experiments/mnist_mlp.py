@@ -24,17 +24,14 @@ from _helpers import tables as tabulate
 from _helpers.images import images
 from _helpers.run import Data, DataSettings, Picture, RepeatedSettings, Run
 from _helpers.scores import SCORES, scores
-from _helpers.tables import Table, shown
+from _helpers.tables import Scores, Table, shown
 from _helpers.training import Training, make_prior, normal_means
 from torch import Tensor
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
 
-Scores: TypeAlias = dict[str, Any]
 SOURCE = "MXNet tutorial"
-PUBLISHED_EPOCHS = (0.9455, 0.9593, 0.9641, 0.9684, 0.9723, 0.9733, 0.9756, 0.9749, 0.9765, 0.9775)
-
 PUBLISHED_PRUNING = {  # accuracy by fraction removed
     0.1: 0.9777, 0.25: 0.9779, 0.5: 0.9756, 0.75: 0.9602, 0.95: 0.7259, 0.99: 0.3753, 1.0: 0.098
 }  # fmt: skip
@@ -48,21 +45,6 @@ Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal, bbb.Histor
 def accuracy(model: bbb.BayesianModel, guide: bbb.AutoSoftplusNormal, data: Data) -> float:
     """Accuracy of the network of mean weights."""
     return metrics.accuracy(bbb.predict_mean(model, guide, data[0]).probs, data[1])
-
-
-def accuracy_table(record: Scores, names: list[str]) -> Table:
-    """Test accuracy of the mean network after each epoch."""
-    epochs = [int(epoch) for epoch in record["mean"][names[0]]["accuracy_by_epoch"]]
-    rows = [
-        (
-            str(epoch),
-            f"{100 * PUBLISHED_EPOCHS[epoch - 1]:.2f}" if epoch <= len(PUBLISHED_EPOCHS) else "",
-            *(shown(record, name, "accuracy_by_epoch", str(epoch)) for name in names),
-        )
-        for epoch in epochs
-        if epoch <= len(PUBLISHED_EPOCHS) or epoch % 10 == 0
-    ]
-    return Table(("test accuracy (%) after epoch", SOURCE, *names), rows)
 
 
 def networks_table(record: Scores, names: list[str], samples: int) -> Table:
@@ -166,27 +148,17 @@ class Config(RepeatedSettings, DataSettings):
     """Networks drawn from the posterior for the ensemble."""
 
 
-def train(
-    recipe: Recipe, name: str, seed: int, train_data: Data, test_data: Data
-) -> tuple[Trained, list[float]]:
-    """Train one network; also return its test accuracy by epoch, by which nothing is chosen."""
+def train(recipe: Recipe, name: str, seed: int, data: Data) -> Trained:
+    """Train one network."""
     torch.manual_seed(seed)  # for the initial means
-    sizes = [train_data[0].shape[1], *recipe.hidden, 10]
+    sizes = [data[0].shape[1], *recipe.hidden, 10]
     variant = recipe.variants[name]
     network = NETWORKS[variant.network](sizes, prior=make_prior(variant.prior))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(train_data[0]))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
     start = None if recipe.init_loc is None else normal_means(recipe.init_loc)
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
-    curve: list[float] = []
-    history = recipe.fit(
-        model,
-        guide,
-        train_data,
-        optimizer=torch.optim.SGD if recipe.optimizer == "sgd" else None,
-        callbacks=[lambda end: curve.append(accuracy(end.model, end.guide, test_data))],
-        seed=seed,
-    )
-    return (model, guide, history), curve
+    optimizer = torch.optim.SGD if recipe.optimizer == "sgd" else None
+    return model, guide, recipe.fit(model, guide, data, optimizer=optimizer, seed=seed)
 
 
 def evaluate(
@@ -223,20 +195,15 @@ def main(config: Config) -> dict[str, Any]:
     train_data, test_data = (load(config, recipe, train=is_train) for is_train in (True, False))
 
     def one(seed: int) -> Scores:
-        figures = {}
-        for name in recipe.variants:
-            trained, curve = train(recipe, name, seed, train_data, test_data)
-            figures[name] = evaluate(trained, config, seed, train_data, test_data)
-            by_epoch = {str(i): figures for i, figures in enumerate(curve, start=1)}
-            figures[name]["accuracy_by_epoch"] = by_epoch
-        return figures
+        return {
+            name: evaluate(
+                train(recipe, name, seed, train_data), config, seed, train_data, test_data
+            )
+            for name in recipe.variants
+        }
 
     summary, names = run.repeat(one), list(recipe.variants)
-    tables = [
-        networks_table(summary, names, config.samples),
-        accuracy_table(summary, names),
-        pruning_table(summary, names),
-    ]
+    tables = [networks_table(summary, names, config.samples), pruning_table(summary, names)]
     pictures = [draw_pruning(run, summary, names)]
     record = {"recipe": asdict(recipe), **summary}
     return run.report(__doc__, record, tables, pictures)

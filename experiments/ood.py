@@ -50,6 +50,7 @@ TITLES = {"fashion_mnist": "Fashion-MNIST", "mnist": "MNIST"}
 OTHER = {"fashion_mnist": "mnist", "mnist": "fashion_mnist"}
 WIDTHS = {"fashion_mnist": (32, 64, 128), "mnist": (16, 32, 64)}  # of the residual network
 EPOCHS = {"fashion_mnist": 18, "mnist": 10}  # of its training
+OTHER_EPOCHS = 5  # of the other networks'
 OUTLIERS = {"residual": 0.0, "residual, outliers": 0.5}  # weight of the outliers' loss
 METHODS_OF = {  # by the name of a network, and its problem
     ("784-400-400-10", "fashion_mlp"): (
@@ -81,10 +82,6 @@ class Config(SeveralSeeds, DataSettings):
     """Data sets that are seen."""
     networks: tuple[str, ...] = ()
     """Rows of the table, by their names, instead of all."""
-    epochs: int | None = None
-    """Passes of the residual network over the training images, instead of `EPOCHS`."""
-    other_epochs: int = 5
-    """Passes of the other networks."""
     number: int = 2_000
     """Images of each set that are scored."""
 
@@ -130,7 +127,7 @@ def train(name: str, config: Config, dataset: str, seed: int, data: Data) -> tup
     if name in OUTLIERS:
         torch.manual_seed(seed)
         network, flip = ResNet(WIDTHS[dataset]), dataset == "fashion_mnist"
-        epochs = config.epochs or EPOCHS[dataset]
+        epochs = 1 if config.smoke else EPOCHS[dataset]
         key = fingerprint({"epochs": epochs, "smoke": config.smoke})
         path = root / key / f"{name}_{seed}.safetensors"
         if path.exists():
@@ -140,7 +137,7 @@ def train(name: str, config: Config, dataset: str, seed: int, data: Data) -> tup
             path.parent.mkdir(parents=True, exist_ok=True)
             save_model(network, path)
         return network.eval(), None, 1 + flip
-    options = {"data_root": config.data_root, "smoke": config.smoke, "epochs": config.other_epochs}
+    options = {"data_root": config.data_root, "smoke": config.smoke, "epochs": OTHER_EPOCHS}
     trainings = Trainings(root=root, **options)
     problem, method = TRAININGS[name]
     task = trainings.task(problem, method, seed, trainings.sets(problem))
@@ -159,7 +156,7 @@ def probabilities(model: Any, posterior: Any, x: Tensor, draws: int) -> Tensor:
         ).mean(0)
 
 
-def measure(config: Config, sets: dict[str, Any], name: str, dataset: str, seed: int) -> Any:
+def measure(config: Config, sets: dict[str, Any], dataset: str, name: str, seed: int) -> Any:
     """Train; score by every detector; and return the figures of the one chosen."""
     begin = time.process_time()
     model, posterior, draws = train(name, config, dataset, seed, sets["train"])
@@ -267,18 +264,17 @@ def pictures(run: Run, config: Config, record: dict[str, Any]) -> Iterator[Pictu
 def main(config: Config) -> dict[str, Any]:
     """Trains and scores every network, prints the tables and writes the results."""
     if config.smoke:
-        short = {"datasets": config.datasets[:1], "epochs": 1, "other_epochs": 1, "number": 40}
-        config = replace(config, **short, networks=("residual, outliers", *list(TRAININGS)[-2:]))
+        networks = ("residual, outliers", *list(TRAININGS)[-2:])
+        config = replace(config, datasets=config.datasets[:1], number=40, networks=networks)
     check_names("--networks", config.networks, (*OUTLIERS, *TRAININGS))
     once, run = (Run(c, ("datasets", "networks")) for c in (replace(config, seeds=1), config))
     record: dict[str, Any] = {"datasets": {}}
     for dataset in config.datasets:
         sets = load(config, dataset)
+        one = partial(measure, config, sets, dataset)
         record["datasets"][dataset] = {
-            name: (run if name in OUTLIERS else once).repeat(
-                partial(measure, config, sets, name, dataset), dataset, name
-            )
-            for name in chosen((*OUTLIERS, *TRAININGS), config.networks)
+            **run.compare(one, OUTLIERS, config.networks, dataset),
+            **once.compare(one, TRAININGS, config.networks, dataset),
         }
     return run.report(__doc__, record, tables(record), [*pictures(run, config, record)])
 

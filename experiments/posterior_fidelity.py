@@ -28,6 +28,7 @@ from tqdm import tqdm
 import pyro_bbb as bbb
 from pyro_bbb.data import REFERENCES, Reference
 
+LR = 0.05  # of the first half of the steps
 MEASURES = {"function": "Function", "sd_ratio": "Sd"}
 
 
@@ -41,8 +42,6 @@ class Config(Settings):
     """Names of the table's rows, and of those that they start from; by default all."""
     steps: int = 1500
     """Training steps of each guide."""
-    lr: float = 0.05
-    """Learning rate of the first half of the steps."""
     draws: int = 2000
     """Draws from each guide."""
     data_root: Path | None = None
@@ -120,7 +119,7 @@ def train(
             (reference.x, reference.y),
             epochs=max(2, config.steps * approach.length // batches),
             batch_size=batch_size,
-            lr=config.lr * approach.lr_factor,
+            lr=LR * approach.lr_factor,
             lr_schedule=constant_then_cosine,
             num_particles=approach.num_particles,
             seed=config.seed,

@@ -15,22 +15,20 @@ ten passes. Published beside them are the ensembles of uncertainty-baselines
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import tyro
 from _helpers import tables as tabulate
 from _helpers.posteriors import METHODS, PROBLEMS, Problem, Trainings, measure
-from _helpers.run import DataSettings, Picture, Run, SeveralSeeds, check_names, chosen
+from _helpers.run import DataSettings, Picture, Run, SeveralSeeds, check_names
 from _helpers.scores import MEASURES, SCORES, draws
-from _helpers.tables import Summary, Table
+from _helpers.tables import Summaries, Summary, Table
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from pyro_bbb import plots
 
-Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
 COLUMNS = (
     *SCORES,
     ("AUROC, ood (%)", "ood.entropy", 100, 1),
@@ -108,23 +106,20 @@ class Config(SeveralSeeds, DataSettings):
     """Methods, instead of all of the problem."""
     scored: Literal["test", "validation"] = "test"
     """Images that are scored; settings were chosen on the 5,000 of validation."""
-    epochs: int | None = None
-    """Passes over the training images in every training, instead of the recipes' own."""
     images: int = 5000
     """Out-of-distribution images."""
 
 
 def compare(config: Config, run: Run, name: str) -> Summaries:
     """All methods on one problem: the figures of the seeds, their means and deviations."""
-    options = {"data_root": config.data_root, "smoke": config.smoke, "epochs": config.epochs}
+    options = {"data_root": config.data_root, "smoke": config.smoke}
     trainings = Trainings(root=config.output / "trainings", **options)
     sets = trainings.sets(name, testing=config.scored == "test", unknown=config.images)
 
     def one(method: str, seed: int) -> Summary:
         return measure(trainings.task(name, method, seed, sets), METHODS[method], sets)
 
-    names = chosen(PROBLEMS[name].methods, config.methods)
-    return {method: run.repeat(partial(one, method), name, method) for method in names}
+    return run.compare(one, PROBLEMS[name].methods, config.methods, name)
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -133,8 +128,7 @@ def main(config: Config) -> dict[str, Any]:
     known = (name for problem in config.problems for name in PROBLEMS[problem].methods)
     check_names("--methods", config.methods, known)
     if config.smoke:
-        problems = config.problems[:1]
-        config = replace(config, problems=problems, epochs=1, seeds=1, images=50)
+        config = replace(config, problems=config.problems[:1], seeds=1, images=50)
     run = Run(config, free=("problems", "methods"))
     results = {name: compare(config, run, name) for name in config.problems}
     tables = [

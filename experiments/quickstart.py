@@ -36,6 +36,8 @@ Scores: TypeAlias = dict[str, dict[str, float]]
 Predictions: TypeAlias = dict[str, bbb.ClassificationPrediction]
 DIGITS, PHOTOGRAPHS = "test digits", "photograph patches"
 
+SIZES = [64, 200, 200, 10]
+ANSWERED = 0.95  # coverage of the validation digits at the refusal threshold
 FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
 
 
@@ -45,12 +47,8 @@ class Config(Settings):
 
     epochs: int = 300
     """Passes over the digits."""
-    hidden: int = 200
-    """Units in each of the two hidden layers of the digit classifier."""
     samples: int = 100
     """Networks drawn from the posterior for each prediction on digits."""
-    answered: float = 0.95
-    """Coverage of the validation digits at the refusal threshold."""
 
 
 def ood_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
@@ -115,18 +113,18 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table],
     """Train the classifier; score it on digits and out-of-distribution inputs."""
     train_part, (x, y) = digits()
     train, valid = stratified(*train_part, 0.1)
-    network = bbb.BayesianMLP([64, config.hidden, config.hidden, 10])
+    network = bbb.BayesianMLP(SIZES)
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(train[0]))
     guide = bbb.AutoSoftplusNormal(model)
     epochs, seed = config.epochs, config.seed
     bbb.fit(model, guide, train, epochs=epochs, seed=seed)
     torch.manual_seed(seed)
-    plain = train_plain(mlp([64, config.hidden, config.hidden, 10]), train, epochs)
+    plain = train_plain(mlp(SIZES), train, epochs)
 
     def predict(x: Tensor) -> bbb.ClassificationPrediction:
         return bbb.predict(model, guide, x, num_samples=config.samples, seed=seed)
 
-    threshold = float(predict(valid[0]).confidence.quantile(1 - config.answered))
+    threshold = float(predict(valid[0]).confidence.quantile(1 - ANSWERED))
     inputs = {DIGITS: x, **ood_inputs(x, seed)}
     ensembles = {name: predict(inputs[name]) for name in tqdm(inputs, desc="predicting")}
     plains = {name: predict_plain(plain, images) for name, images in inputs.items()}

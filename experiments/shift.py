@@ -23,8 +23,8 @@ import matplotlib.pyplot as plt
 import tyro
 from _helpers import tables as tabulate
 from _helpers.posteriors import METHODS, PROBLEMS, UNDER_SHIFT, Trainings
-from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names, chosen
-from _helpers.tables import Table, over_seeds
+from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names
+from _helpers.tables import Scores, Summaries, Table, over_seeds
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from torch import Tensor
@@ -32,7 +32,6 @@ from torch import Tensor
 import pyro_bbb as bbb
 from pyro_bbb import metrics, plots
 
-Scores: TypeAlias = dict[str, Any]
 Answer: TypeAlias = bbb.ClassificationPrediction
 Predict: TypeAlias = Callable[[Tensor], Answer]
 SEVERITIES = range(1, 6)
@@ -65,6 +64,8 @@ def measure(predict: Predict, data: Data, *, moved: bool) -> Scores:
         aside = {str(p): bbb.data.translate(x, p) for p in PIXELS}
         for movement, moves in {"rotation": turned, "translation": aside}.items():
             figures[movement] = {k: score(predict(x), clean, y) for k, x in moves.items()}
+        means = {"rotated": "rotation", "translated": "translation"}
+        figures |= {name: mean(figures[movement]) for name, movement in means.items()}
     return figures
 
 
@@ -89,7 +90,6 @@ def mean(found: dict[str, Scores]) -> Scores:
     return means
 
 
-Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
 IN_PICTURES = (
     *("map", "temperature", "dropout", "ensemble"),
     *("bbb_normal_local_reparam", "ivon_warm", "ivon_warm3", "rank1"),
@@ -220,8 +220,7 @@ class Config(SeveralSeeds, DataSettings):
 def compare(config: Config, run: Run, name: str) -> Summaries:
     """All methods on one problem: means and standard deviations over the seeds."""
     root = config.trainings or config.output / "trainings"
-    epochs = 1 if config.smoke else None
-    trainings = Trainings(root=root, data_root=config.data_root, smoke=config.smoke, epochs=epochs)
+    trainings = Trainings(root=root, data_root=config.data_root, smoke=config.smoke)
     sets = trainings.sets(name)
     data = sets.scored[0][: config.images], sets.scored[1][: config.images]
 
@@ -230,18 +229,11 @@ def compare(config: Config, run: Run, name: str) -> Summaries:
         predict = partial(METHODS[method].prediction, posterior, seed=seed)
         return measure(predict, data, moved=PROBLEMS[name].dataset == "mnist")
 
-    summaries: Summaries = {}
-    for method in chosen(UNDER_SHIFT, config.methods):
-        figures = run.repeat(partial(one, method), name, method)
-        summaries[method] = over_seeds([with_means(record) for record in figures["seeds"].values()])
-        summaries[method].get("sd", {}).pop("corruptions", None)
+    summaries = run.compare(one, UNDER_SHIFT, config.methods, name)
+    for summary in summaries.values():
+        del summary["seeds"]
+        summary.get("sd", {}).pop("corruptions", None)
     return summaries
-
-
-def with_means(figures: Scores) -> Scores:
-    """Figures, with their means over all angles and all distances if they have any."""
-    columns = {"rotation": "rotated", "translation": "translated"}
-    return figures | {columns[name]: mean(figures[name]) for name in columns if name in figures}
 
 
 def main(config: Config) -> dict[str, Any]:

@@ -132,8 +132,6 @@ class Config(RepeatedSettings):
     """Networks drawn from the posterior for each prediction."""
     nuts_samples: int = 250
     """Draws of NUTS in each of 4 chains, after as many of warm-up; 0 leaves NUTS out."""
-    nuts_depth: int = 8
-    """A draw of NUTS takes at most 2 to this power leapfrog steps."""
     workers: int = 2
     """Processes for the chains of NUTS."""
 
@@ -212,7 +210,7 @@ def run_nuts(config: Config) -> tuple[dict[str, Any], bbb.RegressionPrediction]:
         warmup_steps=samples,
         num_chains=2 if config.smoke else 4,
         num_workers=1 if config.smoke else config.workers,
-        max_tree_depth=3 if config.smoke else config.nuts_depth,
+        max_tree_depth=3 if config.smoke else 8,
         seed=config.seed,
     )
     prediction = bbb.predict(model, chains, problem.x.double(), num_samples=4 * samples)

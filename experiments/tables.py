@@ -51,10 +51,7 @@ from pyro_bbb import metrics, plots
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 
 LEAST_PROBABILITY = 1e-6  # to which probabilities of labels are raised before the logarithm
-SMALL, LARGE = (
-    2000,
-    5000,
-)  # training rows: of small tables at most, and beyond which splits are fewer
+SMALL, LARGE = 2000, 5000  # training rows: of small tables, and beyond which splits are fewer
 BUDGETS = {  # most training rows of the tables, most processor seconds of a fit, on average
     "up to 2,000 rows, 10 s": (SMALL, 10.0),
     "all tables, 60 s": (math.inf, 60.0),
@@ -71,13 +68,6 @@ SUMMARY = (
     "split. Held out to set a standard deviation, a conformal interval or the end of a training: a "
     "tenth of the training rows, at least ten."
 )
-# published figures of TabPFN 2 (airfoil: noise by input), of one or of all splits
-CEILING = {
-    "airfoil": {"nll": -0.934, "rmse": 0.136},
-    "energy": {"nll": 0.15, "rmse": 0.42},
-    "naval-propulsion-plant": {"nll": -7.33},
-    "yacht": {"nll": -0.73, "rmse": 0.42},
-}
 
 
 @dataclass(frozen=True)
@@ -435,7 +425,7 @@ def value_of(scores: dict[str, Any], ours: dict[str, Any], score: str) -> float:
 
 
 def score_table(name: str, summaries: dict[str, Any]) -> Table:
-    """Tabulate one table: a row for each method, and TabPFN's published figures."""
+    """Tabulate one table: a row for each method."""
     first = next((s for s in summaries.values() if "failed" not in s), {})
 
     def cell(score: str, scores: dict[str, Any]) -> str:
@@ -455,10 +445,7 @@ def score_table(name: str, summaries: dict[str, Any]) -> Table:
         columns.append((HEADINGS.get(score, score.replace("_", " ")), partial(cell, score)))
         if score in ("nll", "crps", "brier"):
             columns.append((f"{HEADINGS[score]} - ours", partial(gap, score)))
-    published = {score: f"{value:.3g}" for score, value in CEILING.get(name, {}).items()}
-    keys = [column[1].args[0] if column[1].func is cell else "" for column in columns]
-    others = {"TabPFN, published": [published.get(key, "–") for key in keys]} if published else {}
-    return tabulate.table(name, summaries, columns, others)
+    return tabulate.table(name, summaries, columns)
 
 
 HEADINGS = {"nll": "NLL", "crps": "CRPS", "rmse": "RMSE", "brier": "Brier", "ece": "ECE"}

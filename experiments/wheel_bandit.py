@@ -206,8 +206,6 @@ class Config(SeveralSeeds):
 
     agents: tuple[str, ...] = tuple(AGENTS)
     """Agents to compare."""
-    deltas: tuple[float, ...] = DELTAS
-    """Radii beyond which exploring pays."""
     seeds: int = 5
     """Runs with consecutive seeds; tables show their means and standard deviations."""
     steps: int = 80_000
@@ -216,15 +214,15 @@ class Config(SeveralSeeds):
 
 def run_one(config: Config, learning: Learning, agent: str, seed: int) -> dict[str, Any]:
     """Regret of one agent by radius, in per cent of the uniform agent's."""
-    wheel = Wheel(config.deltas, config.steps, seed)
+    wheel = Wheel(DELTAS, config.steps, seed)
     torch.manual_seed(seed)
-    actions = play(wheel, AGENTS[agent](len(config.deltas), learning), f"{agent}, seed {seed}")
+    actions = play(wheel, AGENTS[agent](len(DELTAS), learning), f"{agent}, seed {seed}")
     uniform = wheel.uniform_regret.double().sum(0)
     regret = 100 * wheel.regret(actions).double().cumsum(0) / uniform
     at = torch.linspace(config.steps / CURVE, config.steps, CURVE).long() - 1
     return {
         str(delta): {"regret": curve[-1].item(), "curve": curve[at].tolist()}
-        for delta, curve in zip(config.deltas, regret.unbind(1), strict=True)
+        for delta, curve in zip(DELTAS, regret.unbind(1), strict=True)
     }
 
 
@@ -233,33 +231,27 @@ def compare(config: Config, run: Run) -> dict[str, dict[str, Any]]:
     learning, found = Learning(num_batches=2, batch_size=16) if config.smoke else Learning(), {}
     for agent in config.agents:
         records = run.repeat(partial(run_one, config, learning, agent), agent)["seeds"].values()
-        by_delta = {
-            str(delta): [record[str(delta)] for record in records] for delta in config.deltas
-        }
+        by_delta = {str(delta): [record[str(delta)] for record in records] for delta in DELTAS}
         found[agent] = {d: {"seeds": runs} | over_seeds(runs) for d, runs in by_delta.items()}
     return found
 
 
-def table(found: dict[str, dict[str, Any]], deltas: tuple[float, ...]) -> Table:
+def table(found: dict[str, dict[str, Any]]) -> Table:
     """Regret by radius, with published ones."""
     rows = [
-        (agent, *(shown(by_delta[str(d)], "regret", factor=1) for d in deltas))
+        (agent, *(shown(by_delta[str(d)], "regret", factor=1) for d in DELTAS))
         for agent, by_delta in found.items()
     ]
-    rows += [
-        (name, *(f"{dict(zip(DELTAS, values, strict=True))[d]:.2f}" for d in deltas))
-        for name, values in PUBLISHED.items()
-        if set(deltas) <= set(DELTAS)
-    ]
-    return Table(("regret (% of uniform's)", *(f"delta {d}" for d in deltas)), rows)
+    rows += [(name, *map("{:.2f}".format, values)) for name, values in PUBLISHED.items()]
+    return Table(("regret (% of uniform's)", *(f"delta {d}" for d in DELTAS)), rows)
 
 
 def draw_curves(run: Run, config: Config, found: dict[str, dict[str, Any]]) -> Picture:
     """Plot cumulative regret against steps, a panel for each radius."""
     steps = np.linspace(config.steps / CURVE, config.steps, CURVE) / 1000
-    panels: dict[str, Any] = {f"delta {delta}": {} for delta in config.deltas}
+    panels: dict[str, Any] = {f"delta {delta}": {} for delta in DELTAS}
     for agent, by_delta in found.items():
-        for lines, delta in zip(panels.values(), config.deltas, strict=True):
+        for lines, delta in zip(panels.values(), DELTAS, strict=True):
             curves = np.array([record["curve"] for record in by_delta[str(delta)]["seeds"]])
             lines[agent] = steps, curves.mean(0), curves.min(0), curves.max(0)
     caption = "Means over seeds; bands are from the best to the worst."
@@ -271,10 +263,10 @@ def main(config: Config) -> dict[str, Any]:
     """Plays every bandit by every agent, prints the table and writes the results."""
     check_names("--agents", config.agents, AGENTS)
     if config.smoke:
-        config = replace(config, steps=200, seeds=1, deltas=config.deltas[:2])
+        config = replace(config, steps=200, seeds=1)
     run = Run(config, free=("agents",))
     summaries = compare(config, run)
-    tables, pictures = [table(summaries, config.deltas)], [draw_curves(run, config, summaries)]
+    tables, pictures = [table(summaries)], [draw_curves(run, config, summaries)]
     return run.report(__doc__, {"agents": summaries}, tables, pictures)
 
 

@@ -19,10 +19,10 @@ from torch.optim.swa_utils import AveragedModel
 import pyro_bbb as bbb
 from _helpers.images import images, train_and_validation
 from _helpers.run import Data
+from _helpers.tables import Scores
 from _helpers.training import Training, make_prior, mlp, train_plain
 from pyro_bbb import metrics
 
-Scores: TypeAlias = dict[str, Any]
 Preset: TypeAlias = Literal["published", "ours"]
 
 SGD, DROPOUT, GAUSSIAN, MIXTURE = "SGD", "dropout", "BBB, Gaussian", "BBB, scale mixture"

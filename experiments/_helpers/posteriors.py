@@ -25,6 +25,7 @@ import pyro_bbb as bbb
 from _helpers.images import images, train_and_validation
 from _helpers.run import Data, fingerprint, read_json, write_json
 from _helpers.scores import detect, scores
+from _helpers.tables import Scores
 from _helpers.training import dropout_passes, he, lenet5, named
 from pyro_bbb import guides, metrics
 
@@ -458,11 +459,10 @@ class Trainings:
             folder=folder,
             clock=Clock(folder / "seconds.json"),
             engine="eager" if self.smoke else "compiled",
-            epochs=self.epochs,
+            epochs=1 if self.smoke else self.epochs,
         )
 
 
-Scores: TypeAlias = dict[str, Any]
 REFERENCE = 64 * BATCH  # images of an epoch that times the deterministic network's step
 
 

@@ -179,6 +179,18 @@ class Run:
         seeds = map(str, self.config.all_seeds)
         return {"seeds": dict(zip(seeds, records, strict=True))} | over_seeds(records)
 
+    def compare(
+        self,
+        one: Callable[[str, int], dict[str, Any]],
+        names: Iterable[str],
+        wanted: tuple[str, ...],
+        *where: str,
+    ) -> dict[str, dict[str, Any]]:
+        """Run ``one(name, seed)`` by `repeat` for the names that are wanted, all if none is."""
+        return {
+            name: self.repeat(partial(one, name), *where, name) for name in chosen(names, wanted)
+        }
+
     def spread(
         self,
         jobs: Mapping[str, Callable[[], dict[str, Any]]],

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+Scores: TypeAlias = dict[str, Any]
 Summary: TypeAlias = dict[str, Any]  # ``mean`` and, of two or more seeds, ``sd``
+Summaries: TypeAlias = dict[str, Summary]  # by method
 Column: TypeAlias = tuple[str, str, float, int] | tuple[str, Callable[[Summary], str]]
 
 
