@@ -16,13 +16,14 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
 from _helpers import tables as tabulate
 from _helpers.images import images
-from _helpers.run import Data, DataSettings, Picture, RepeatedSettings, Run
+from _helpers.run import Data, DataSettings, RepeatedSettings, Run
 from _helpers.scores import SCORES, scores
 from _helpers.tables import Scores, Table, shown
 from _helpers.training import Training, make_prior, normal_means
@@ -68,15 +69,6 @@ def pruning_table(record: Scores, names: list[str]) -> Table:
         for fraction in FRACTIONS
     ]
     return Table(("weights removed (%)", f"{SOURCE}: accuracy (%)", *names), rows)
-
-
-def draw_pruning(run: Run, record: Scores, names: list[str]) -> Picture:
-    """Plot accuracy by pruned fraction, and the published one."""
-    lines = {name: (FRACTIONS, [*record["mean"][name]["pruning"].values()]) for name in names}
-    lines[SOURCE] = list(PUBLISHED_PRUNING), list(PUBLISHED_PRUNING.values())
-    caption = "Test accuracy of the mean network, without training after the removal."
-    axes = {"xlabel": "fraction of weights removed", "ylabel": "test accuracy"}
-    return run.curves("pruning", caption, {"": lines}, **axes)
 
 
 class SkippingMLP(bbb.BayesianMLP):
@@ -179,34 +171,26 @@ def evaluate(
     }
 
 
-def load(config: Config, recipe: Recipe, *, train: bool) -> Data:
-    """Images as rows of scaled pixels, and labels."""
-    x, y = images("mnist", config.data_root, train=train, smoke=config.smoke)
-    return x.flatten(1) * recipe.pixel_scale, y
-
-
 def main(config: Config) -> dict[str, Any]:
     """Train and prune; print the tables and write the results."""
     recipe = RECIPES[config.preset]
     if config.smoke:
         config = replace(config, samples=3)
         recipe = replace(recipe, epochs=2, hidden=(50, 50))
-    run = Run(config)
-    train_data, test_data = (load(config, recipe, train=is_train) for is_train in (True, False))
+    run, get = Run(config), partial(images, "mnist", config.data_root, smoke=config.smoke)
+    parts = (get(train=is_train) for is_train in (True, False))
+    train_data, test_data = ((x.flatten(1) * recipe.pixel_scale, y) for x, y in parts)
 
     def one(seed: int) -> Scores:
+        networks = {name: train(recipe, name, seed, train_data) for name in recipe.variants}
         return {
-            name: evaluate(
-                train(recipe, name, seed, train_data), config, seed, train_data, test_data
-            )
-            for name in recipe.variants
+            name: evaluate(trained, config, seed, train_data, test_data)
+            for name, trained in networks.items()
         }
 
     summary, names = run.repeat(one), list(recipe.variants)
     tables = [networks_table(summary, names, config.samples), pruning_table(summary, names)]
-    pictures = [draw_pruning(run, summary, names)]
-    record = {"recipe": asdict(recipe), **summary}
-    return run.report(__doc__, record, tables, pictures)
+    return run.report(__doc__, {"recipe": asdict(recipe), **summary}, tables)
 
 
 if __name__ == "__main__":

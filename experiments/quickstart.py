@@ -22,7 +22,7 @@ import torch
 import tyro
 from _helpers.images import digits, stratified
 from _helpers.run import Picture, Run, Settings
-from _helpers.scores import SCORES, scores
+from _helpers.scores import SCORES, detect, scores
 from _helpers.tables import Table, over, table
 from _helpers.training import mlp, predict_plain, train_plain
 from sklearn.datasets import load_sample_image
@@ -33,7 +33,6 @@ import pyro_bbb as bbb
 from pyro_bbb import metrics
 
 Scores: TypeAlias = dict[str, dict[str, float]]
-Predictions: TypeAlias = dict[str, bbb.ClassificationPrediction]
 DIGITS, PHOTOGRAPHS = "test digits", "photograph patches"
 
 SIZES = [64, 200, 200, 10]
@@ -71,50 +70,13 @@ def photograph_patches(name: str = "flower.jpg") -> Tensor:
     return (patches - low) / (high - low)
 
 
-def compare_networks(
-    plain: bbb.ClassificationPrediction,
-    ensemble: bbb.ClassificationPrediction,
-    mean: bbb.ClassificationPrediction,
-    y: Tensor,
-) -> Scores:
-    """Score the ordinary network, sampled ones (mean and sd), mean weights, the ensemble."""
-    # in double precision, where no probability of a single network is 0
-    singles = [scores(probs, y) for probs in ensemble.sample_log_probs.double().exp()]
-    return {
-        "plain": scores(plain.probs, y),
-        "sampled": over(statistics.fmean, singles),
-        "sampled_sd": over(statistics.stdev, singles),
-        "mean_network": scores(mean.probs, y),
-        "ensemble": scores(ensemble.probs, y),
-    }
-
-
-def detect_ood(ensembles: Predictions, plains: Predictions, threshold: float) -> Scores:
-    """Compute for each kind of input the rate of refusal and the AUROC against test digits.
-
-    Three measures of uncertainty compete: the entropy of the ensemble, its epistemic part, and the
-    entropy of an ordinary network.
-    """
-    inside, plain = ensembles[DIGITS], plains[DIGITS]
-    detection: Scores = {}
-    for name, ood in ensembles.items():
-        refused = float(ood.refuse(threshold).double().mean())
-        detection[name] = {"inputs": len(ood.probs), "refused": refused}
-        if name != DIGITS:
-            detection[name] |= {
-                "auroc_entropy": metrics.auroc(ood.entropy, inside.entropy),
-                "auroc_epistemic": metrics.auroc(ood.epistemic, inside.epistemic),
-                "auroc_plain": metrics.auroc(plains[name].entropy, plain.entropy),
-            }
-    return detection
-
-
 def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table], Picture]:
     """Train the classifier; score it on digits and out-of-distribution inputs."""
     train_part, (x, y) = digits()
     train, valid = stratified(*train_part, 0.1)
-    network = bbb.BayesianMLP(SIZES)
-    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(train[0]))
+    model = bbb.BayesianModel(
+        bbb.BayesianMLP(SIZES), bbb.likelihoods.Categorical(), num_data=len(train[0])
+    )
     guide = bbb.AutoSoftplusNormal(model)
     epochs, seed = config.epochs, config.seed
     bbb.fit(model, guide, train, epochs=epochs, seed=seed)
@@ -128,17 +90,32 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table],
     inputs = {DIGITS: x, **ood_inputs(x, seed)}
     ensembles = {name: predict(inputs[name]) for name in tqdm(inputs, desc="predicting")}
     plains = {name: predict_plain(plain, images) for name, images in inputs.items()}
-
-    mean = bbb.predict_mean(model, guide, x)
-    networks = compare_networks(plains[DIGITS], ensembles[DIGITS], mean, y)
-    detection = detect_ood(ensembles, plains, threshold)
-    answered = ~ensembles[DIGITS].refuse(threshold)
+    ensemble = ensembles[DIGITS]
+    # in double precision, where no probability of a single network is 0
+    singles = [scores(probs, y) for probs in ensemble.sample_log_probs.double().exp()]
+    networks = {
+        "plain": scores(plains[DIGITS].probs, y),
+        "sampled": over(statistics.fmean, singles),
+        "sampled_sd": over(statistics.stdev, singles),
+        "mean_network": scores(bbb.predict_mean(model, guide, x).probs, y),
+        "ensemble": scores(ensemble.probs, y),
+    }
+    detection = {
+        name: {
+            "inputs": len(ood.probs),
+            "refused": float(ood.refuse(threshold).double().mean()),
+            **detect(ood, ensemble),  # 1/2 for the digits themselves
+            "plain": detect(plains[name], plains[DIGITS])["entropy"],
+        }
+        for name, ood in ensembles.items()
+    }
+    answered = ~ensemble.refuse(threshold)
     mean_networks = [bbb.predict_mean(model, bbb.prune(guide, p), x) for p in FRACTIONS]
     pruning = [metrics.accuracy(pruned.probs, y) for pruned in mean_networks]
     results = {
         "test_digits": networks,
         "threshold": threshold,
-        "accuracy_where_answered": metrics.accuracy(ensembles[DIGITS].probs[answered], y[answered]),
+        "accuracy_where_answered": metrics.accuracy(ensemble.probs[answered], y[answered]),
         "detection": detection,
         "pruning": dict(zip(map(str, FRACTIONS), pruning, strict=True)),
     }
@@ -163,9 +140,8 @@ def networks_table(networks: Scores, samples: int) -> Table:
 
 def detection_table(detection: Scores) -> Table:
     """Return AUROC and refusals by kind of input."""
-    columns = [("refused (%)", "refused", 100, 1), ("AUROC (%): entropy", "auroc_entropy", 100, 1)]
-    columns += [("epistemic", "auroc_epistemic", 100, 1)]
-    columns += [("ordinary network", "auroc_plain", 100, 1)]
+    columns = [("refused (%)", "refused", 100, 1), ("AUROC (%): entropy", "entropy", 100, 1)]
+    columns += [("epistemic", "epistemic", 100, 1), ("ordinary network", "plain", 100, 1)]
     rows = {f"{s['inputs']} {name}": {"mean": s} for name, s in detection.items()}
     return table("kind of input", rows, columns)
 

@@ -28,7 +28,7 @@ class Training:
 
         Prints the ELBO of the last epoch, unless ``progress`` is False.
         """
-        known = inspect.signature(bbb.fit).parameters
+        known = list(inspect.signature(bbb.fit).parameters)[3:]  # without model, guide and data
         own = {name: value for name, value in vars(self).items() if name in known}
         history = bbb.fit(model, guide, data, **own | options)
         if options.get("progress", True):
