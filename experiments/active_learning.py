@@ -34,16 +34,15 @@ from tqdm import tqdm
 
 import pyro_bbb as bbb
 
-Score = Callable[[bbb.ClassificationPrediction], Tensor]
-
-# from a prediction for n candidates to how much each of their labels is wanted, [n]
-SCORES: dict[str, Score] = {
-    "BALD": lambda prediction: prediction.epistemic,
-    "entropy": lambda prediction: prediction.entropy,
-}
 RANDOM = "random"
-# from a prediction by draws of the weights common to all candidates to this number of their rows
-TOGETHER: dict[str, Callable[[bbb.ClassificationPrediction, int], Tensor]] = {
+# rules that choose each row for itself, and those that choose together, by draws of the weights
+# common to all candidates: from a prediction to this number of their rows
+Rule: TypeAlias = Callable[[bbb.ClassificationPrediction, int], Tensor]
+SCORES: dict[str, Rule] = {
+    "BALD": lambda prediction, count: prediction.epistemic.topk(count).indices,
+    "entropy": lambda prediction, count: prediction.entropy.topk(count).indices,
+}
+TOGETHER: dict[str, Rule] = {
     "BatchBALD": partial(bbb.batch_bald, num_configurations=1000),  # a tenth of the time
     "diverse BALD": bbb.diverse_bald,
 }
@@ -93,15 +92,10 @@ def acquire(
 ) -> None:
     """Buy the labels of the candidates, sampled at random, that a rule chooses.
 
-    `RANDOM` takes the first candidates and predicts nothing; rules of `SCORES` take the highest.
+    `RANDOM` takes the first candidates and predicts nothing.
     """
     rows, x = pool.candidates(max(candidates, count))
-    if rule == RANDOM:
-        best = torch.arange(count)
-    elif rule in TOGETHER:
-        best = TOGETHER[rule](predict(x), count)
-    else:
-        best = SCORES[rule](predict(x)).topk(count).indices
+    best = torch.arange(count) if rule == RANDOM else (SCORES | TOGETHER)[rule](predict(x), count)
     pool.label(rows[best])
 
 

@@ -192,11 +192,9 @@ def score(task: Task, variant: Variant, config: Config, seed: int) -> Scores:
 def compare(name: str, task: Task, config: Config, run: Run) -> dict[str, Summary]:
     """Scores of every variant, and their means over the seeds."""
     variants = VARIANTS | FURTHER if name == "digits" else VARIANTS
+    one = lambda title, seed: score(task, variants[title], config, seed)  # noqa: E731
     with joblib.parallel_config(n_jobs=config.workers):
-        return {
-            title: run.repeat(partial(score, task, variant, config), name, title)
-            for title, variant in variants.items()
-        }
+        return run.compare(one, variants, (), name)
 
 
 def table(task: Task, results: dict[str, Summary]) -> Table:

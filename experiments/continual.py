@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -190,19 +189,6 @@ class Protocol:
     coreset: int  # images of each task that a coreset keeps
     published: dict[str, float] = field(default_factory=dict)
     """Average accuracy after the last task, by method."""
-
-    def sequence(
-        self, root: Path | None, *, smoke: bool, seed: int, validation: bool = False
-    ) -> list[Task]:
-        """Return the tasks; with ``validation``, held-out training images for test images."""
-        train = images(self.dataset, root, train=True, smoke=smoke)
-        if validation:
-            train, scored = train_and_validation(train, 1 / 12)
-        else:
-            scored = images(self.dataset, root, train=False, smoke=smoke)
-        (x, y), (x_scored, y_scored) = train, scored
-        flat = (x.flatten(1), y), (x_scored.flatten(1), y_scored)
-        return self.tasks(*flat, seed, self.own_heads)
 
 
 def permuted(train: Data, scored: Data, seed: int, own_heads: bool) -> list[Task]:
@@ -678,11 +664,15 @@ def signal_to_noise(guide: Any) -> list[float]:
 def compare(config: Config, run: Run, name: str) -> Summaries:
     """All methods on one protocol: the figures of the seeds, their means and deviations."""
     protocol = PROTOCOLS[name]
+    get = partial(images, protocol.dataset, config.data_root, smoke=config.smoke)
+    sets = get(train=True), get(train=False)
+    if config.validation:
+        sets = train_and_validation(sets[0], 1 / 12)
+    train, scored = ((x.flatten(1), y) for x, y in sets)
 
     def one(label: str, seed: int) -> Scores:
         method = METHODS[name][label]
-        options = {"smoke": config.smoke, "validation": config.validation, "seed": seed}
-        tasks = protocol.sequence(config.data_root, **options)
+        tasks = protocol.tasks(train, scored, seed, protocol.own_heads)
         if config.smoke:  # of a size that needs no compiled steps
             tasks, brief = tasks[:2], replace(method.settings, epochs=1, engine="eager")
             method = replace(method, settings=brief)

@@ -12,11 +12,11 @@ and both are reported.
 """
 
 import math
+import statistics
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 import tyro
 from _helpers.images import images
@@ -59,8 +59,6 @@ class Whitening:
 
 
 Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal, bbb.History]
-Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]
-GARMENTS, DIGITS = "garments", "digits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +105,16 @@ def train(recipe: Recipe, hidden: tuple[int, ...], data: Data, seed: int) -> Tra
     return model, guide, history
 
 
-def predict(trained: Trained, sets: Sets, samples: int, seed: int) -> Answers:
-    """Predict test garments and digits by networks sampled from the posterior."""
-    predict = partial(bbb.predict, *trained[:2], num_samples=samples, seed=seed)
-    images = {GARMENTS: sets.test[0], DIGITS: sets.digits}
-    return {name: predict(sets.seen(x)) for name, x in images.items()}
-
-
-def evaluate(trained: Trained, sets: Sets, answers: Answers) -> Scores:
+def evaluate(trained: Trained, sets: Sets, samples: int, seed: int) -> Scores:
     """All figures of one trained network, on test garments and on digits."""
-    x, y = sets.test
-    garments, digits = answers.values()
-    plain, ood = (bbb.predict_mean(*trained[:2], sets.seen(images)) for images in (x, sets.digits))
+    y, inputs = sets.test[1], [sets.seen(x) for x in (sets.test[0], sets.digits)]
+    predict = partial(bbb.predict, *trained[:2], num_samples=samples, seed=seed)
+    garments, digits = map(predict, inputs)
+    plain, ood = (bbb.predict_mean(*trained[:2], x) for x in inputs)
+    accuracies = [metrics.accuracy(probs, y) for probs in garments.sample_probs]
+    components = {"lowest": min(accuracies), "highest": max(accuracies)}
     return {
-        "components": components(garments, y),
+        "components": components | {"mean": statistics.fmean(accuracies)},
         "mean_network": scores(plain.probs, y),
         "ensemble": scores(garments.probs, y),
         "log_average": scores(log_average(garments).probs, y),
@@ -128,20 +122,9 @@ def evaluate(trained: Trained, sets: Sets, answers: Answers) -> Scores:
         "digits_by_mean_network": metrics.auroc(ood.entropy, plain.entropy),
         "nats": {
             name: {"entropy": float(p.entropy.mean()), "epistemic": float(p.epistemic.mean())}
-            for name, p in answers.items()
+            for name, p in (("garments", garments), ("digits", digits))
         },
         "training_seconds": sum(trained[2].seconds),
-    }
-
-
-def components(ensemble: bbb.ClassificationPrediction, y: Tensor) -> Scores:
-    """Accuracies of the sampled networks one by one."""
-    accuracies = [metrics.accuracy(probs, y) for probs in ensemble.sample_probs]
-    return {
-        "lowest": min(accuracies),
-        "mean": float(np.mean(accuracies)),
-        "highest": max(accuracies),
-        "each": accuracies,
     }
 
 
@@ -241,12 +224,9 @@ def main(config: Config) -> dict[str, Any]:
     data = sets.seen(sets.train[0]), sets.train[1]
 
     def one(seed: int) -> Scores:
-        figures = {}
-        for name, hidden in widths.items():
-            trained = train(recipe, hidden, data, seed)
-            answers = predict(trained, sets, recipe.samples, seed)
-            figures[name] = evaluate(trained, sets, answers)
-        return figures
+        networks = {name: train(recipe, hidden, data, seed) for name, hidden in widths.items()}
+        samples = recipe.samples
+        return {name: evaluate(trained, sets, samples, seed) for name, trained in networks.items()}
 
     summary = run.repeat(one)
     metrics = {"recipe": asdict(recipe), **summary}

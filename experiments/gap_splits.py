@@ -12,7 +12,6 @@ clusters of data where it should not be has a bad log-likelihood there.
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -164,23 +163,6 @@ def summary(prediction: Any, scaling: Any, y: torch.Tensor) -> dict[str, float]:
     return {"rmse": scores["rmse"], "nll": nll, "coverage": fmean(covered)}
 
 
-def features_of(path: Path) -> list[int]:
-    """Numbers of the features by which rows can be sorted."""
-    x = bbb.data.read_uci(path).x
-    return [k for k in range(x.shape[1]) if len(x[:, k].unique()) > 2]
-
-
-def mean_scores(splits: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the splits of a table by method, and the largest NLL; or what failed."""
-    means: dict[str, Any] = {}
-    for name in METHODS:
-        figures = [split[name] for split in splits]
-        means[name] = mean_of(figures)
-        if "failed" not in means[name]:
-            means[name]["worst_nll"] = max(record["nll"] for record in figures)
-    return means
-
-
 def gap_table(tables: dict[str, Any]) -> Table:
     """NLL of each method on every table, and its coverage."""
     columns = ["in the gap", *(f"{name}: NLL" for name in tables), "coverage (%)", "seconds"]
@@ -224,15 +206,20 @@ def main(config: Config) -> dict[str, Any]:
         paths = made_up_tables(config.output / "made_up")
     else:
         paths = find_tables(config.data_root, config.datasets)
-    jobs = {
-        f"{name}-{digest(path)[:8]}/{config.seed}-{k}": partial(run_split, str(path), k, config)
-        for name, path in paths.items()
-        for k in features_of(path)[: config.features]
-    }
+    jobs = {}
+    for name, path in paths.items():
+        x = bbb.data.read_uci(path).x
+        features = [k for k in range(x.shape[1]) if len(x[:, k].unique()) > 2]
+        for k in features[: config.features]:
+            job = partial(run_split, str(path), k, config)
+            jobs[f"{name}-{digest(path)[:8]}/{config.seed}-{k}"] = job
     records: dict[str, list[Any]] = {name: [] for name in paths}
     for job, scores in zip(jobs, run.spread(jobs, config.workers), strict=True):
         records[job.partition("/")[0].rpartition("-")[0]].append(scores)
-    tables = {name: mean_scores(splits) for name, splits in records.items()}
+    tables = {
+        name: {method: mean_of([split[method] for split in splits]) for method in METHODS}
+        for name, splits in records.items()
+    }
     metrics = {"tables": tables, "splits": {k: len(v) for k, v in records.items()}}
     pictures = [draw_coverage(run, tables)]
     return run.report(__doc__, metrics, [gap_table(tables)], pictures, remark=SUMMARY)

@@ -36,6 +36,7 @@ from _helpers.run import (
     fingerprint,
 )
 from _helpers.tables import Table, table
+from _helpers.training import predict_plain
 from matplotlib import pyplot as plt
 from safetensors.torch import load_model, save_model
 from sklearn.datasets import load_sample_images
@@ -149,11 +150,8 @@ def probabilities(model: Any, posterior: Any, x: Tensor, draws: int) -> Tensor:
     """Return class probabilities of the mean prediction; of two passes one is mirrored."""
     if posterior is not None:
         return bbb.predict(model, posterior, x, num_samples=draws, seed=0).probs
-    with torch.no_grad():
-        passes = [x, x.flip(-1)][:draws]
-        return torch.stack(
-            [torch.cat([model(rows).softmax(-1) for rows in z.split(500)]) for z in passes]
-        ).mean(0)
+    passes = [predict_plain(model, z).probs for z in (x, x.flip(-1))[:draws]]
+    return torch.stack(passes).mean(0)
 
 
 def measure(config: Config, sets: dict[str, Any], dataset: str, name: str, seed: int) -> Any:

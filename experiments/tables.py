@@ -30,7 +30,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import sklearn.datasets as bundled
 import torch
@@ -38,7 +37,7 @@ import tyro
 from _helpers import tables as tabulate
 from _helpers.regression_tables import find_tables
 from _helpers.rivals import CLASSIFIERS, LEVELS, REGRESSORS, Answer, Array, Method, Split
-from _helpers.run import DataSettings, Picture, Run, check_names, chosen, read_json
+from _helpers.run import DataSettings, Run, check_names, chosen, read_json
 from _helpers.tables import Table, over_splits
 from scipy import stats
 from sklearn.metrics import average_precision_score
@@ -47,7 +46,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import pyro_bbb as bbb
-from pyro_bbb import metrics, plots
+from pyro_bbb import metrics
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 
 LEAST_PROBABILITY = 1e-6  # to which probabilities of labels are raised before the logarithm
@@ -480,28 +479,6 @@ def overview(tables: Mapping[str, dict[str, Any]], rows: Mapping[str, int]) -> T
     return Table(("ours with default settings", *columns), lines)
 
 
-def draw_ranks(run: Run, heading: str, ranks: dict[str, Any]) -> Picture:
-    """Draw mean ranks with bars of half the critical difference to both sides."""
-    scores, half = ranks["mean_ranks"], ranks["critical_difference"] / 2
-    number = len(next(iter(scores.values())))
-    size = (4.2, len(scores) * (0.8 + 0.21 * number))
-    with plots.style():
-        figure, axes = plt.subplots(len(scores), sharex=True, figsize=size)
-        for ax, (score, means) in zip(np.atleast_1d(axes), scores.items(), strict=True):
-            labels = list(means)[::-1]
-            for row, label in enumerate(labels):
-                color = "C1" if label in OWN else "C0"
-                ax.errorbar(means[label], row, xerr=half, fmt="o", color=color, lw=2)
-            ax.set_yticks(range(number), labels)
-            ax.set(title=HEADINGS.get(score, score), ylim=(-0.7, number - 0.3))
-        np.atleast_1d(axes)[-1].set_xlabel("mean rank (1 is best)")
-    caption = (
-        f"{heading}: mean ranks over {ranks['tables']} tables. Two methods differ (Nemenyi, 5 %) "
-        "where their bars do not overlap."
-    )
-    return run.picture(figure, heading.replace(",", "").replace(" ", "_"), caption)
-
-
 @cache
 def library() -> str:
     """Return a digest of the library's source, on which our figures depend."""
@@ -579,13 +556,15 @@ def main(config: Config) -> dict[str, Any]:
             members = {t: scores for t, scores in results.items() if rows[t] <= most and scores}
             if members and (ranked := mean_ranks(members, kind.ranked, budget)):
                 ranks[f"{title}, {group}"] = ranked
-    pictures = [draw_ranks(run, heading, ranked) for heading, ranked in ranks.items()]
-    shown = [overview(tables, rows), *(rank_table(*group) for group in ranks.items())]
+    shown = [overview(tables, rows)]
+    for heading, ranked in ranks.items():
+        difference = f"critical difference {ranked['critical_difference']:.2f} (Nemenyi, 5 %)"
+        shown.append(rank_table(f"{heading}; {difference}", ranked))
     shown += [score_table(table, scores) for table, scores in tables.items()]
     sizes = {table: rows[table] for table in tables}
     metrics = {"tables": tables, "ranks": ranks, "rows": sizes, "splits": config.splits}
     metrics["processor_seconds"] = seconds
-    return run.report(__doc__, metrics, shown, pictures, remark=SUMMARY)
+    return run.report(__doc__, metrics, shown, remark=SUMMARY)
 
 
 if __name__ == "__main__":
