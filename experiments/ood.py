@@ -263,7 +263,8 @@ def main(config: Config) -> dict[str, Any]:
     """Trains and scores every network, prints the tables and writes the results."""
     if config.smoke:
         networks = ("residual, outliers", *list(TRAININGS)[-2:])
-        config = replace(config, datasets=config.datasets[:1], number=40, networks=networks)
+        config = replace(config, datasets=config.datasets[:1], number=40, seeds=1)
+        config = replace(config, networks=networks)
     check_names("--networks", config.networks, (*OUTLIERS, *TRAININGS))
     once, run = (Run(c, ("datasets", "networks")) for c in (replace(config, seeds=1), config))
     record: dict[str, Any] = {"datasets": {}}
