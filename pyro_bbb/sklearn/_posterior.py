@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from pyro_bbb import guides
 from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import seeded
-from pyro_bbb._utils.threads import use_threads
+from pyro_bbb._utils.threads import ONE_THREAD, use_threads
 from pyro_bbb.guides import Guide
 from pyro_bbb.likelihoods import Categorical, Gaussian, Likelihood, align
 from pyro_bbb.mcmc import Chains, sample, spread_rows
@@ -69,7 +69,6 @@ _SHARPNESSES = [2 ** (i / 6) for i in range(-12, 13)]  # from 1/4 to 4
 _DRAWN = 10  # times that a held-out row is drawn on average, where rows have weights
 _NOISE_DRAWS = 100  # networks drawn for the noise of further rows
 _DECAY = 1.0  # epochs of the falling rate, for each epoch before
-_ONE_THREAD = 2**16  # weights up to which one processor thread is fastest
 
 
 @dataclass(frozen=True)
@@ -498,4 +497,4 @@ def _update_noise(after: FittedPosterior, num_before: float, rows: Rows, seed: i
 def _threads_for(model: BayesianModel, n_jobs: int | None) -> AbstractContextManager[None]:
     """Use ``n_jobs`` processor threads; by default one for a small network, else torch's."""
     weights = sum(shape.numel() for shape in model.latent_shapes().values())
-    return use_threads(n_jobs, 1 if weights < _ONE_THREAD else None)
+    return use_threads(n_jobs, 1 if weights < ONE_THREAD else None)

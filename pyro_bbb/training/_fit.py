@@ -30,6 +30,7 @@ from pyro_bbb._utils.distributed import Processes, processes
 from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb._utils.locking import cached_property, locked
 from pyro_bbb._utils.progress import progress_bar
+from pyro_bbb._utils.threads import ONE_THREAD, use_threads
 from pyro_bbb._utils.validation import count, function, kind, one_of, positive, require
 from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS
@@ -230,6 +231,7 @@ def fit(
         frozen = Frozen(model, guide)
         with frozen.preserved():
             program = make_program(options, batches, history, partial(_in_step, options, frozen))
+        at_end.enter_context(use_threads(None, 1 if _is_small(model, batch_size) else None))
         num_steps = epochs * len(batches)
         if not is_faster_captured(options, program, num_steps):
             capture = None
@@ -519,6 +521,14 @@ def _in_step(options: Options, frozen: Frozen) -> Iterator[None]:
     with pyro.validation_enabled(False), ESTIMATORS[options.estimator](), precision:
         with frozen.preserved():
             yield
+
+
+def _is_small(model: BayesianModel, batch_size: int) -> bool:
+    """Return whether one processor thread is fastest: dense weights, few products per step."""
+    shapes = model.latent_shapes().values()
+    weights = sum(shape.numel() for shape in shapes)
+    products = weights * min(batch_size, model.num_data)
+    return products < ONE_THREAD * 128 and all(len(shape) <= 2 for shape in shapes)
 
 
 def _runner(

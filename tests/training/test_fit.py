@@ -2,6 +2,7 @@
 """`fit`: it learns, is a function of its seed, leaves no trace, and refuses bad input at once."""
 
 import math
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
+from pyro_bbb._utils.threads import use_threads
 from pyro_bbb.training.objectives import NonFiniteError
 
 
@@ -154,6 +156,24 @@ def test_gradients_left_over_from_elsewhere_do_not_count(optimizer):
             parameter.grad = None if left_over is None else torch.full_like(parameter, left_over)
         runs.append(quiet_fit(model, guide, pairs, optimizer=optimizer).loss)
     assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n_jobs", "threads"),
+    [((3, 8, 1), None, 1), ((3, 600, 600, 1), None, 3), ((3, 8, 1), 2, 2)],
+    ids=["small", "large", "chosen outside"],
+)
+def test_a_small_network_trains_on_one_thread(sizes, n_jobs, threads):
+    """On a busy machine a second thread makes its steps ten times slower, as each waits for it."""
+    before, used = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        with use_threads(n_jobs, None) if n_jobs else nullcontext():
+            callback = lambda _: used.append(torch.get_num_threads())  # noqa: E731
+            quiet_fit(*make(sizes=sizes), data(), epochs=1, batch_size=40, callbacks=[callback])
+        assert used == [threads] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 # --- data ---
