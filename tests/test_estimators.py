@@ -445,7 +445,9 @@ def test_weights_that_are_not_normal_are_drawn_once_and_warned_of(name):
     torch.manual_seed(0)
     expected = bbb.negative_elbo(model, guide)(x, y)
     loss = bbb.negative_elbo(model, guide, estimator=name)
-    with pytest.warns(UserWarning, match="guide site 'network.weight' is no elementwise Normal"):
+    with pytest.warns(
+        UserWarning, match="guide site 'network.weight' is not an elementwise Normal"
+    ):
         torch.manual_seed(0)
         actual = loss(x, y)
     assert torch.equal(actual, expected)

@@ -33,6 +33,7 @@ from torch.autograd import Function
 from torch.distributions import constraints
 
 from pyro_bbb._utils.memory import pieces
+from pyro_bbb._utils.pages import read_on
 from pyro_bbb._utils.validation import as_float, as_number
 from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, Event, to_event, total
 
@@ -93,7 +94,8 @@ class ScaleMixtureNormal(dist.TorchDistribution):
             if numbers and numbers[1] < numbers[2] and numbers[0] != 0.5:
                 warnings.warn(
                     f"sigma1={numbers[1]} is below sigma2={numbers[2]}, but pi={numbers[0]} is "
-                    "the weight of sigma1, by custom the wide part: were they swapped?",
+                    "the weight of sigma1, by custom the wide part: were they swapped? "
+                    + read_on("questions/prior_scales"),
                     stacklevel=2,
                 )
         if validate_args is not None:

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from pyro_bbb._utils.locking import GLOBAL_LOCK
+from pyro_bbb._utils.pages import read_on
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.latents import role_of
 
@@ -157,7 +158,7 @@ class Draws(Drawn):
         """Warn, once per context, where a draw is shared after all."""
         if key not in self.warned:
             self.warned.add(key)
-            warnings.warn(what, stacklevel=3)
+            warnings.warn(f"{what}. {read_on('api/estimators')}", stacklevel=3)
 
     def _pyro_post_sample(self, msg: Any) -> None:
         super()._pyro_post_sample(msg)
@@ -180,7 +181,7 @@ class Draws(Drawn):
 
     def _warn_not_normal(self, name: str, value: Tensor) -> None:
         if value.numel() > 1 and value.requires_grad and role_of(name) != "prior":
-            self.warn(name, f"guide site {name!r} is no elementwise Normal, {_ONE_DRAW}")
+            self.warn(name, f"guide site {name!r} is not an elementwise Normal, {_ONE_DRAW}")
 
 
 class _Perturb(TorchFunctionMode):

@@ -48,6 +48,7 @@ from torch import Tensor
 from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, as_inputs, each, tensor_of, weight_of
+from pyro_bbb._utils.pages import read_on
 from pyro_bbb._utils.validation import kind, one_of, tensor
 from pyro_bbb.distributions.normal import fixed_normal
 from pyro_bbb.guides._autoguides import PointThenNormal
@@ -90,7 +91,7 @@ class LinearizationWarning(UserWarning):
         super().__init__(
             f"draws of the weights give training examples {draws:.3g} nats each (negative "
             f"log-likelihood), the linearised network {linearized:.3g}: use "
-            "predict(..., linearized=True)"
+            f"predict(..., linearized=True). {read_on('fidelity')}"
         )
 
 

@@ -26,6 +26,7 @@ from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import processes
 from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs, to_precision
 from pyro_bbb._utils.locking import locked
+from pyro_bbb._utils.pages import read_on
 from pyro_bbb._utils.validation import all_finite, count, kind, one_of, require_numbers
 from pyro_bbb.guides import batchnorms
 from pyro_bbb.latents import sample_names
@@ -163,7 +164,8 @@ def _warn_of_shared_statistics(model: BayesianModel, guide: Any) -> None:
     if order.index(first_random) < max(order.index(path) for path in norms):
         warnings.warn(
             "BatchNorm's running statistics are averages over the ensemble's members, and fit none "
-            "of them; predict by bbb.batchnorm_draws(model, guide, x_train) in place of the guide",
+            "of them; predict by bbb.batchnorm_draws(model, guide, x_train) in place of the guide. "
+            + read_on("guide/residual_networks"),
             stacklevel=4,
         )
 

@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
+from pyro_bbb._utils.pages import read_on
 from pyro_bbb._utils.validation import count, probabilities
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
@@ -229,7 +230,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
                 warnings.warn(
                     f"intervals of level {_LEVEL} hold {inside.min() / len(y):.3g} of the training "
                     "targets: training ended too early, or the noise does not fit. Train longer "
-                    f"({how}), or another noise, as 'negative_binomial' for counts; see bbb.check",
+                    f"({how}), or another noise, as 'negative_binomial' for counts. Check "
+                    f"them by bbb.check. {read_on('questions/intervals')}",
                     stacklevel=5,  # past the lock
                 )
 

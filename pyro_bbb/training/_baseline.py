@@ -26,6 +26,7 @@ from torch.distributions import constraints
 
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.inputs import Rows, weight_of
+from pyro_bbb._utils.pages import read_on
 from pyro_bbb.data import Minibatches
 from pyro_bbb.guides.scale_kl import with_kl_weight
 from pyro_bbb.latents import drawn
@@ -42,9 +43,7 @@ FACTORS = tuple(4.0**-k for k in range(1, 7))
 _DRAWS = 4  # of each of the best three
 _ERROR = 0.05  # of a data cost per example, by 256 of them whose costs vary by 0.8
 _FAR = 5.5  # sum of Adam's rates that moves a rho from -5 to the scale of a standard Normal
-_COLLAPSED = (
-    "it has collapsed to the prior, or the inputs are not informative (docs/questions/elbo.md)"
-)
+_COLLAPSED = "it has collapsed to the prior, or the inputs are not informative"
 _LARGE_LR = 0.1  # of Adam, where posterior standard deviations are 0.01 to 1
 UNSCALED = 20.0  # factor between 1 and inputs, targets, or outputs at draws from the prior
 PASSES = 1 + 2 * len(FACTORS) + 3 * _DRAWS  # 25 draws of the weights, over the same examples
@@ -106,6 +105,7 @@ def warn_if_undertrained(options: Options, batches: Batches, history: History) -
     elif max(kl, loss) > least_loss and sum(history.steps.lr) > _FAR:
         longer += _or_a_narrower_prior(batches)
     constant = abs(nll - least_nll) < _ERROR  # in its outputs
+    page = "guide/trained"
     if (loss > least_loss and constant) or (kl > least_loss and nll > least_nll):
         why = (
             "The network has learned nothing: steps that are too large at the start kill its units "
@@ -122,6 +122,7 @@ def warn_if_undertrained(options: Options, batches: Batches, history: History) -
         why = f"The guide is far from the posterior: {longer}"
     elif nll > least_nll:
         why = f"The guide has learned little or nothing: {longer if too_fast else _COLLAPSED}"
+        page = "questions/elbo"
     elif (cost := _cost_left_out(options, batches, history.kl_weight[last])) > least_nll:
         reached = (
             f"an estimated data cost of {cost:.3g} for rows left out, {nll:.3g} for rows seen,"
@@ -131,7 +132,7 @@ def warn_if_undertrained(options: Options, batches: Batches, history: History) -
         return
     warnings.warn(
         f"training ended at {reached} nats per example; a posterior that ignores the data reaches "
-        f"{least}. {why}. See docs/guide/trained.md, and bbb.check.",
+        f"{least}. {why}. Check it by bbb.check. {read_on(page)}",
         UndertrainedWarning,
         stacklevel=4,
     )

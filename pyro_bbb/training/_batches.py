@@ -28,6 +28,7 @@ from torch.utils.data import (
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows, parts_of, to_precision, weight_of, weighted
 from pyro_bbb._utils.locking import cached_property
+from pyro_bbb._utils.pages import read_on
 from pyro_bbb.data import Minibatches, as_tensors
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.state import digest
@@ -208,7 +209,7 @@ class Batches:
             warnings.warn(
                 f"num_data of the model is {expected}, but the first epoch of data has {seen} "
                 f"examples: if every epoch has the same ones, num_data must be {seen}, or the KL "
-                "has a wrong weight",
+                f"has a wrong weight. {read_on('questions/kl_weight')}",
                 stacklevel=6,
             )
 

@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, parts_of
+from pyro_bbb._utils.pages import read_on
 from pyro_bbb._utils.validation import as_device, require
 from pyro_bbb.elbo import MinibatchELBO, minibatch_elbo
 from pyro_bbb.guides import ClosedForm, Guide
@@ -241,7 +242,8 @@ def warn_if_unscaled(model: BayesianModel, x: Rows, y: Tensor) -> None:
         if size > UNSCALED:
             warnings.warn(
                 f"{name} has mean {mean[j]:.3g} and standard deviation {std[j]:.3g} in column {j}; "
-                "the priors expect about 0 and 1. Train on data.standardize(x), images on x / 255.",
+                "the priors expect about 0 and 1. Train on data.standardize(x), images on x / 255. "
+                + read_on("questions/it_does_not_work"),
                 stacklevel=4,
             )
     y = y[y.isfinite()]  # others are missing
@@ -252,6 +254,7 @@ def warn_if_unscaled(model: BayesianModel, x: Rows, y: Tensor) -> None:
         warnings.warn(
             f"targets have mean {mean:.3g} and standard deviation {std:.3g}; the priors and the "
             "learned noise expect about 0 and 1, and intervals will be wrong otherwise. Train on "
-            "data.standardize(y), and undo it by prediction.rescaled(mean, scale).",
+            "data.standardize(y), and undo it by prediction.rescaled(mean, scale). "
+            + read_on("questions/intervals"),
             stacklevel=4,
         )

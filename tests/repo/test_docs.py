@@ -16,9 +16,11 @@ import matplotlib.pyplot as plt
 import pytest
 
 import pyro_bbb
+from pyro_bbb._utils.pages import _TITLES, read_on
 from tests._support import doc_runner as blocks
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "pyro_bbb"
 
 # --- the site ---
 
@@ -43,6 +45,17 @@ def test_the_site_builds_and_asks_no_other_host(tmp_path):
     assert len(pages) > 60
     assert not [match for page in pages for match in FOREIGN.findall(page)]
     assert FOREIGN.search('<script async src="https://host/x.js">')
+
+
+def test_every_warning_names_a_page_by_its_title():
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
+    for page, title in _TITLES.items():
+        assert f"- {title}: {page}.md\n" in navigation
+        assert f'"{title}", docs/{page}.md' in read_on(page)
+    warners = [p for p in PACKAGE.rglob("*.py") if "warnings.warn(" in p.read_text("utf-8")]
+    assert len(warners) > 6
+    for module in warners:
+        assert "read_on(" in module.read_text("utf-8"), f"{module} warns without a page"
 
 
 # --- the reference ---
