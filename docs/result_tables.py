@@ -272,7 +272,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     ),
     "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda",
     "paper_mnist_published": "experiments/paper_mnist.py --preset published --device cuda",
-    "paper_pruning_ours": "experiments/paper_pruning.py --device cuda",
+    "paper_pruning_once": "experiments/paper_pruning.py --way once --seeds 1 --device cuda",
 }
 WITHOUT_SEEDS = "uci_regression", "mushroom_bandit", "active_learning"
 
@@ -598,6 +598,14 @@ def compressed() -> Table:
     return table("MNIST", summaries, columns)
 
 
+def pruned() -> Table:
+    """Table 2 of the paper, by both ways."""
+    name = paper_pruning.ONCE
+    return paper_pruning.errors_table(
+        {name: {"mean": record("paper_pruning_once")["errors"][name]}}
+    )
+
+
 WIDTHS = [f"width {width}, batch 128" for width in (400, 800, 1200)]
 PAPER = record("paper_mnist_ours")["methods"]
 PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
@@ -613,7 +621,7 @@ PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
         "paper errors": lambda: paper_mnist.error_table(PAPER, paper_mnist.Config()),
         "paper scores": lambda: paper_mnist.calibration_table(PAPER),
         "reproduction": reproduction,
-        "paper pruning": lambda: paper_pruning.errors_table(record("paper_pruning_ours")["errors"]),
+        "paper pruning": pruned,
         "wheel": lambda: wheel_bandit.table(record("wheel_bandit")["agents"]),
         **{
             f"{problem}{kind}": partial(of_problem, run, problem, make)

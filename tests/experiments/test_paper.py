@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -142,28 +143,39 @@ def test_evaluation_tells_the_ensemble_from_its_draws(paper, sets):
 
 
 def gone(guide):
-    """Where weights are removed, and whether these and no others have a scale of zero."""
+    """Where weights are removed: their scale is zero, and so is their mean."""
     loc, scale = (
         torch.cat([of(name).flatten() for name in guide.weight_names])
         for of in (guide.loc, guide.scale)
     )
-    assert (loc == 0).equal(scale == 0)
-    return loc == 0
+    assert not loc[scale == 0].any()
+    return scale == 0
 
 
-def test_weights_removed_in_steps_stay_removed_and_the_others_learn(paper, pruning, sets):
+def test_weights_go_gradually_and_the_others_learn(pruning, sets):
+    config = pruning.Config(smoke=True, epochs=2)
+    states = list(pruning.gradually(config, sets, 0))
+    sizes = [784, 24, 24, 10]
+    total = sum((before + 1) * after for before, after in pairwise(sizes))
+    rates = []
+    for fraction, trained in zip(pruning.FRACTIONS, states, strict=True):
+        assert pruning.left(trained) == pytest.approx((1 - fraction) * total, abs=1)
+        assert len(trained.guide.loc("network.fc1.weight")) <= 24
+        rates.append([m.p for m in trained.model.modules() if isinstance(m, nn.Dropout)])
+        gone(trained.guide)
+    assert rates[0] == [0.2, 0.4, 0.4] and rates[2] == pytest.approx([0.2 / 2**0.5, 0.2, 0.2])
+
+
+def test_a_posterior_loses_weights_at_once(paper, pruning, sets, tmp_path):
     recipe = paper.recipe_of("ours", paper.MIXTURE, 1200, 2)
     trained = paper.train(recipe, 10, 0, sets, progress=False)
-    before = trained.guide.loc("network.fc1.weight").clone()
-    pruned = pruning.in_steps(trained, pruning.Config(between=2), sets)
-
-    assert list(pruned) == [0.0, *pruning.STEPS] and set(pruning.FRACTIONS) <= set(pruned)
-    assert pruned[0.0].guide.loc("network.fc1.weight").equal(before)
-    for last, fraction in zip(list(pruned)[:-1], pruning.STEPS, strict=True):
-        guides = pruned[last].guide, pruned[fraction].guide
-        earlier, now = map(gone, guides)
-        assert int(now.sum()) == round(fraction * len(now))
-        assert now[earlier].all(), "one has come back"
-        assert now.equal(gone(bbb.prune(guides[0], fraction))), "not by what was learnt since"
-        loc = [guide.loc("network.fc1.weight") for guide in guides]
-        assert (loc[0] != loc[1])[loc[1] != 0].all(), "one has not learnt"
+    bbb.save(tmp_path / "posterior", trained.model, trained.guide)
+    config = pruning.Config(way="once", posterior=tmp_path / "posterior", draws=2)
+    figures = pruning.one(config, sets, 0)
+    before = gone(trained.guide)
+    assert not before.any()
+    for fraction, scores in figures.items():
+        pruned = bbb.prune(trained.guide, float(fraction))
+        assert scores["weights"] == int((~gone(pruned)).sum())
+        mean = bbb.predict_mean(trained.model, pruned, sets.test[0])
+        assert scores["error"] == paper.error(mean, sets.test[1])
