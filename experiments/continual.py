@@ -266,8 +266,10 @@ PROTOCOLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Training):
-    """Hyper-parameters of a method."""
+    """A way to learn tasks in sequence."""
 
+    label: str = ""  # its name in tables and figures
+    at_once: bool = False  # learn all tasks together
     guide: str  # name of the guide
     options: dict[str, Any] = field(default_factory=dict)  # its arguments
     first_prior: Any = field(default_factory=bbb.priors.FanInNormal)
@@ -334,14 +336,12 @@ class Learner:
         else:
             model = self.model(head, self.settings.first_prior, 1)
         torch.manual_seed(self.seed)
-        draws = {k: v for guide in known for k, v in self.draw(guide).items()}
+        draws = {}
+        for guide in known:
+            means = {name: loc[None] for name, loc in guide.median().items()}
+            number = self.settings.draws
+            draws |= guide.sample_posterior(number) if number else means
         return model, {name: draws[name] for name in model.latent_shapes()}
-
-    def draw(self, guide: Any) -> Any:
-        """Draws of a guide's weights, or one that has their means."""
-        if not self.settings.draws:
-            return {name: loc[None] for name, loc in guide.median().items()}
-        return guide.sample_posterior(self.settings.draws)
 
     def known(self, head: str) -> list[Any]:
         """Guides with a last layer and with all others; the later one is right in common."""
@@ -449,15 +449,6 @@ class AllTasks:
         return torch.cat(xs), torch.cat(ys)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """A way to learn tasks in sequence."""
-
-    label: str  # name in tables and figures
-    settings: Settings  # its hyper-parameters
-    at_once: bool = False  # learn all tasks together
-
-
 PERMUTED = Settings(
     guide="softplus_normal",
     options={"init_rho": -2.5},
@@ -486,24 +477,20 @@ KRONECKER_PERMUTED = Settings(
 KRONECKER_SPLIT = replace(KRONECKER_PERMUTED, first_prior=Normal(0.0, 1.0), strength=100.0)
 
 
-def methods(vcl: Settings, ewc: Settings, kronecker: Settings) -> dict[str, Method]:
+def methods(vcl: Settings, ewc: Settings, kronecker: Settings) -> dict[str, Settings]:
     """Return the methods of one protocol, by the settings of the three that remember on it."""
     label = f"VCL, strength {vcl.strength:g}"
     point = Settings(guide="delta", first_prior=vcl.first_prior, strength=0.0, lr=1e-3)
     return {
-        "vcl": Method(label=label, settings=vcl),
-        "vcl_random": Method(
-            label=f"{label}, random coreset", settings=replace(vcl, coreset="random")
+        "vcl": replace(vcl, label=label),
+        "vcl_random": replace(vcl, label=f"{label}, random coreset", coreset="random"),
+        "vcl_k_center": replace(vcl, label=f"{label}, k-center coreset", coreset="k_center"),
+        "laplace": replace(ewc, label=f"online Laplace (EWC), strength {ewc.strength:g}"),
+        "kronecker": replace(
+            kronecker, label=f"Kronecker Laplace, strength {kronecker.strength:g}"
         ),
-        "vcl_k_center": Method(
-            label=f"{label}, k-center coreset", settings=replace(vcl, coreset="k_center")
-        ),
-        "laplace": Method(label=f"online Laplace (EWC), strength {ewc.strength:g}", settings=ewc),
-        "kronecker": Method(
-            label=f"Kronecker Laplace, strength {kronecker.strength:g}", settings=kronecker
-        ),
-        "fine_tuning": Method(label="fine-tuning", settings=point),
-        "joint": Method(label="all tasks at once", settings=point, at_once=True),
+        "fine_tuning": replace(point, label="fine-tuning"),
+        "joint": replace(point, label="all tasks at once", at_once=True),
     }
 
 
@@ -608,25 +595,25 @@ class Config(SeveralSeeds, DataSettings):
     """Score 5,000 held-out training images; settings were chosen on these."""
 
 
-def learn(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> Scores:
+def learn(protocol: Protocol, method: Settings, tasks: list[Task], seed: int) -> Scores:
     """Learn the tasks one after the other; after each, score those so far."""
-    learner = Learner(protocol, method.settings, seed)
+    learner = Learner(protocol, method, seed)
     matrix, snr = [], []
     for i, task in enumerate(tasks):
         learner.learn(task)
         task_scores = [score(learner.predict(task), task) for task in tasks[: i + 1]]
         matrix.append([task_score["accuracy"] for task_score in task_scores])
-        if method.settings.guide == "softplus_normal":
+        if method.guide == "softplus_normal":
             snr.append(signal_to_noise(learner.latest[task.head]))
     averages = [statistics.fmean(row) for row in matrix]
     history = {"matrix": matrix, "averages": averages, "forgetting": forgetting(matrix)}
     return over_seeds(task_scores)["mean"] | history | ({"snr": snr} if snr else {})
 
 
-def learn_at_once(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> Scores:
+def learn_at_once(protocol: Protocol, method: Settings, tasks: list[Task], seed: int) -> Scores:
     """Learn the images of all tasks together, and score every task."""
     together = AllTasks(protocol, tasks)
-    learner = Learner(protocol, method.settings, seed, together.network)
+    learner = Learner(protocol, method, seed, together.network)
     learner.learn(together.joined)
     task_scores = [score(learner.predict(task), task) for task in together.tasks]
     return over_seeds(task_scores)["mean"]
@@ -674,8 +661,7 @@ def compare(config: Config, run: Run, name: str) -> Summaries:
         method = METHODS[name][label]
         tasks = protocol.tasks(train, scored, seed, protocol.own_heads)
         if config.smoke:  # of a size that needs no compiled steps
-            tasks, brief = tasks[:2], replace(method.settings, epochs=1, engine="eager")
-            method = replace(method, settings=brief)
+            tasks, method = tasks[:2], replace(method, epochs=1, engine="eager")
         return (learn_at_once if method.at_once else learn)(protocol, method, tasks, seed)
 
     return run.compare(one, METHODS[name], config.methods, name)
