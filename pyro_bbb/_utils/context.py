@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -13,18 +14,24 @@ from torch import nn
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import as_seed
 
+Value = TypeVar("Value")
 _PRECISION: ContextVar[torch.dtype | None] = ContextVar("network's precision", default=None)
 _ONLY_SHAPES: ContextVar[bool] = ContextVar("draws are used for their shapes", default=False)
 
 
 @contextmanager
-def for_shapes() -> Iterator[None]:
-    """Inside, a draw serves for its shape alone: a prior without draws gives other numbers."""
-    token = _ONLY_SHAPES.set(True)
+def set_inside(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Give a context variable a value inside."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _ONLY_SHAPES.reset(token)
+        variable.reset(token)
+
+
+def for_shapes() -> AbstractContextManager[None]:
+    """Inside, a draw serves for its shape alone: a prior without draws gives other numbers."""
+    return set_inside(_ONLY_SHAPES, True)
 
 
 def only_shapes() -> bool:
@@ -32,14 +39,9 @@ def only_shapes() -> bool:
     return _ONLY_SHAPES.get()
 
 
-@contextmanager
-def network_precision(dtype: torch.dtype | None) -> Iterator[None]:
+def network_precision(dtype: torch.dtype | None) -> AbstractContextManager[None]:
     """Inside, `autocast_network` runs the network in this precision; ``None`` changes nothing."""
-    token = _PRECISION.set(dtype)
-    try:
-        yield
-    finally:
-        _PRECISION.reset(token)
+    return set_inside(_PRECISION, dtype)
 
 
 def autocast_network(device: torch.device) -> AbstractContextManager[None]:

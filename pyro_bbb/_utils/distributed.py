@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyro_bbb._utils.context import set_inside
+
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 
-@contextmanager
-def alone() -> Iterator[None]:
+def alone() -> AbstractContextManager[None]:
     """Run `fit` and `predict` inside on this process only, though it was started with others."""
-    token = _ALONE.set(True)
-    try:
-        yield
-    finally:
-        _ALONE.reset(token)
+    return set_inside(_ALONE, True)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from pyro_bbb._utils.inputs import Rows, weight_of
 from pyro_bbb._utils.pages import read_on
 from pyro_bbb.data import Minibatches
 from pyro_bbb.guides.scale_kl import with_kl_weight
-from pyro_bbb.latents import drawn
+from pyro_bbb.latents import base_support, drawn
 from pyro_bbb.likelihoods import Bernoulli, Categorical
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction import log_prob_left_out
@@ -201,10 +201,7 @@ def _candidates(model: BayesianModel, x: Rows, y: Tensor) -> Iterator[dict[str, 
 
 def _has_moments(prior: Any) -> bool:
     """Return whether a prior is of real numbers, and has a mean and a variance."""
-    support = prior.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    if support is not constraints.real:
+    if base_support(prior) is not constraints.real:
         return False
     try:
         return bool(torch.isfinite(prior.mean).all() and torch.isfinite(prior.stddev).all())

@@ -74,9 +74,3 @@ def test_an_ensemble_of_heads_shares_the_statistics_of_its_trunk_without_a_warni
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bbb.predict(model, guide, torch.randn(4, 3), num_samples=2)
-
-
-def test_a_network_without_batch_normalisation_is_refused():
-    model = bbb.BayesianModel(bbb.BayesianMLP([3, 2]), bbb.likelihoods.Categorical(), num_data=9)
-    with pytest.raises(ValueError, match="model must have BatchNorm layers in training mode"):
-        bbb.batchnorm_draws(model, bbb.AutoSoftplusNormal(model), torch.randn(9, 3))
