@@ -76,9 +76,9 @@ class Command:
     """Base of the commands, with the options that all of them take."""
 
     json: bool = False
-    """Print the result as one JSON object; words and progress go to the standard error."""
+    """Print the result as one JSON object; messages and progress go to standard error."""
     quiet: bool = False
-    """Print no words and no progress."""
+    """Print no messages and no progress."""
 
     module: ClassVar[str] = "table_commands"  # of the function, of the command's name
     extra: ClassVar[str] = "cli"  # installs what the module imports
@@ -185,7 +185,7 @@ class Writing(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Writing):
-    """Trains a network on a table and saves it as a folder.
+    """Train a network on a table and save it as a folder.
 
     Text columns are encoded. A part of the rows is held out: they score the model, and choose the
     uncertainty (total or epistemic) and its limit above which a prediction is refused.
@@ -200,12 +200,12 @@ class Train(Writing):
     out: Path
     """Folder for the model."""
     task: Task | None = None
-    """What the target is; by default recognised, and said."""
+    """Kind of the target; by default recognised, and printed."""
     drop: tuple[str, ...] = ()
     """Columns to leave out."""
     keep: tuple[str, ...] = ()
-    """Columns to take that would be left out as index, identifier or date, or be refused as numbers
-    with slips, which are then text."""
+    """Columns to take although they look like an index, identifier or date, or like numbers with
+    slips; the latter become text."""
     dates: bool = False
     """Take dates: as days since 1970, month and weekday. By default they are left out."""
     missing: Missing = "refuse"
@@ -220,16 +220,16 @@ class Train(Writing):
     """Noise of a regression: learned, latent, heteroscedastic, student_t, poisson or
     negative_binomial."""
     inference: Literal["auto", "wide", "chains", "variational"] | None = None
-    """By default auto. A regression without options of network and training integrates an
-    infinitely wide network in closed form (wide). Else chains, whose band opens where there are no
-    data, for 5,000 rows and weights at most and without options of training; else variational."""
+    """By default auto: a regression without options of network and training integrates an
+    infinitely wide network in closed form (wide); other tables are sampled by chains up to 5,000
+    rows and weights, without options of training; what is left is variational."""
     seconds: float = 30.0
     """The most seconds that chains may take."""
     guide: Guide | None = None
     """Family of the posterior that variational inference trains, by default softplus_normal; with
     --ensemble that of each member, by default delta."""
     ensemble: int | None = None
-    """Train as many networks, each from its own start, which vote."""
+    """Number of networks to train, each from its own start, whose predictions are averaged."""
     temperature: float | None = None
     """Weight of the prior against the data; 1, the default, is Bayes' rule, and below it the
     posterior is narrower."""
@@ -258,7 +258,7 @@ class Train(Writing):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(Writing):
-    """Writes a table of predictions, a row for each row given.
+    """Write a table of predictions, a row for each row of the file.
 
     Of numbers: prediction, lower and upper end of the interval, aleatoric and epistemic standard
     deviation. Of classes: prediction, its probability, the set of classes that together reach the
@@ -287,7 +287,7 @@ class Predict(Writing):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Reading):
-    """Scores a model on a table that has the target, too.
+    """Score a model on a table that has the target, too.
 
     Example: pyro-bbb evaluate model new.csv
     """
@@ -300,7 +300,7 @@ class Evaluate(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Prune(Writing):
-    """Removes the weights whose mean is smallest against their uncertainty, and saves the rest.
+    """Remove the weights with the smallest ratio of mean to standard deviation, and save the rest.
 
     Example: pyro-bbb prune model --fraction 0.75 --data new.csv --out small
     """
@@ -320,7 +320,7 @@ class Prune(Writing):
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Writing):
-    """Writes an HTML page about a model: a verdict, scores, pictures, the least certain rows.
+    """Write an HTML page about a model: a verdict, scores, pictures, the least certain rows.
 
     The page needs no other file and no network.
 
@@ -339,11 +339,11 @@ class Report(Writing):
 
 @dataclass(frozen=True, kw_only=True)
 class Play(Command):
-    """Opens a page: draw digits, place points of a regression, rotate digits; 100 networks vote.
+    """Open a page: draw digits, place points of a regression, rotate digits; 100 networks vote.
 
-    The first start trains on the handwritten digits that scikit-learn brings, about half a minute,
-    while the page shows the progress, and saves the networks; later ones load them. The page loads
-    nothing from the internet.
+    The first start trains on the handwritten digits that scikit-learn brings, for about half a
+    minute, while the page shows the progress, and saves the networks. Later starts load them. The
+    page loads nothing from the internet.
 
     Example: pyro-bbb play --port 8400
     """

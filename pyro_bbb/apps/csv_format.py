@@ -256,10 +256,11 @@ def _typed(
     first = str(raw.filter(odd).first())
     if kind == "number" or (few and numbers.count() + swapped.sum() >= present / 2):
         label = "--task classification" if kind == "target" else f"--keep {quote(raw.name)}"
+        further = f" (and {odd.sum() - 1} more)" if odd.sum() > 1 else ""
         refuse(
             raw,
             odd,
-            f", not a number with the decimal sign {decimal!r} ({odd.sum() - 1} rows more): "
+            f", not a number with the decimal sign {decimal!r}{further}: "
             "correct it; if it means a missing value, train with "
             f"--missing-values {quote(first)} (if it is a label, with {label})",
         )

@@ -111,7 +111,12 @@ def prune(options: Prune) -> dict[str, Any]:
     model = Model.load(options.model)
     try:
         guide = pruning.prune(model.estimator.posterior_.guide, options.fraction)
-    except (ValueError, TypeError) as error:
+    except TypeError as error:
+        raise BadInput(
+            f"{options.model} has no mean and scale for each weight, which pruning needs: train it "
+            "with --inference variational, without --ensemble"
+        ) from error
+    except ValueError as error:
         raise BadInput(str(error)) from error
     estimator = copy.copy(model.estimator)
     estimator.posterior_ = replace(model.estimator.posterior_, guide=guide)

@@ -102,7 +102,7 @@ def test_chains_are_saved_asked_and_reported(capsys, folder, tmp_path):
     assert Model.load(model).about.verdict in page
     words = ("prune", model, "--data", table, "--out", tmp_path / "small")
     code, _, err = run(capsys, *words)
-    assert code == 2 and "guide must be an AutoSoftplusNormal, got Chains: train a guide" in err
+    assert code == 2 and "pruning needs: train it with --inference variational" in err
 
 
 def test_options_of_training_reach_the_guide(capsys, folder, tmp_path):
