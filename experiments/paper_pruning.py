@@ -14,7 +14,6 @@ validation images; the test images are read at the scored shares only.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -78,9 +77,10 @@ def gradually(config: Config, sets: Sets, seed: int) -> Iterator[Trained]:
     fall with the weights: fewer weights need less of it.
     """
     x, y = sets.train
-    recipe = replace(recipe_of("ours", DROPOUT, WIDTH, config.epochs or 30), batch_size=256)
+    recipe = replace(recipe_of("ours", DROPOUT, WIDTH, config.epochs or 25), batch_size=256)
     precision = None if x.is_cuda else torch.bfloat16
-    with nullcontext() if precision is None else torch.autocast("cpu", precision):
+    # without the cache, which would keep the first step's weights in bfloat16
+    with torch.autocast("cpu", torch.bfloat16, enabled=not x.is_cuda, cache_enabled=False):
         network = train(recipe, 24 if config.smoke else WIDTH, seed, sets).network
     bayesian = bbb.bayesianize(network, "log_uniform")
     model = bbb.BayesianModel(bayesian, bbb.likelihoods.Categorical(), num_data=len(x))
