@@ -151,16 +151,15 @@ def run_split(path: str, feature: int, config: Config) -> dict[str, Any]:
         seconds = perf_counter() - began
         options = {"num_samples": config.draws, "linearized": method.linearized}
         prediction = bbb.predict(model, trained[name], of_x(x_test).float(), seed=0, **options)
-        summaries[name] = summary(prediction, of_y, y_test) | {"seconds": round(seconds, 2)}
+        scores = score(unscaled(drawn(prediction, 1000), of_y), y_test)
+        covered = [abs(2 * quantile - 1) <= 0.9 for quantile in scores["quantiles"]]
+        summaries[name] = {
+            "rmse": scores["rmse"],
+            "nll": -scores["log_likelihood"],
+            "coverage": fmean(covered),
+            "seconds": round(seconds, 2),
+        }
     return summaries
-
-
-def summary(prediction: Any, scaling: Any, y: torch.Tensor) -> dict[str, float]:
-    """Scores in the target's own units."""
-    scores = score(unscaled(drawn(prediction, 1000), scaling), y)
-    covered = [abs(2 * quantile - 1) <= 0.9 for quantile in scores["quantiles"]]
-    nll = -scores["log_likelihood"]
-    return {"rmse": scores["rmse"], "nll": nll, "coverage": fmean(covered)}
 
 
 def gap_table(tables: dict[str, Any]) -> Table:

@@ -169,15 +169,6 @@ class Config(SeveralSeeds, DataSettings):
     """Compile the steps, which takes a C++ compiler; without, they are Pyro's, and slower."""
 
 
-@dataclass
-class Kind:
-    """Agents that learn in one way as a batch, and their mushrooms."""
-
-    names: tuple[str, ...]
-    agent: bandits.ThompsonAgent
-    mushrooms: Mushrooms
-
-
 def mushrooms_of(config: Config) -> tuple[Tensor, Tensor]:
     """Features and which are poisonous; in a smoke test made up, poisonous by their first one."""
     if not config.smoke:
@@ -187,9 +178,11 @@ def mushrooms_of(config: Config) -> tuple[Tensor, Tensor]:
     return x, x[:, 0] > 0
 
 
-def make_kind(config: Config, recipe: Recipe, names: tuple[str, ...]) -> Kind:
+def make_agent(
+    config: Config, recipe: Recipe, names: tuple[str, ...], seeds: list[int]
+) -> bandits.ThompsonAgent:
     """Agents with a network for each seed: with a posterior, or with a point and epsilon."""
-    bayesian, seeds = names == (BBB,), list(config.all_seeds) * len(names)
+    bayesian = names == (BBB,)
     prior = priors.make(recipe.prior, **recipe.options) if bayesian else priors.make("normal")
     network = StackedMLP(len(seeds), [119, recipe.hidden, recipe.hidden, 1], prior)
     likelihood = bbb.likelihoods.Gaussian(recipe.noise / recipe.unit)
@@ -209,26 +202,25 @@ def make_kind(config: Config, recipe: Recipe, names: tuple[str, ...]) -> Kind:
         make = partial(
             RecordedAgent, compiler=partial(torch.compile, options={"fallback_random": True})
         )
-    agent = make(model, guide, encode, 2, **options)
-    options = {"basket": recipe.basket, "unit": recipe.unit}
-    return Kind(
-        names, agent, Mushrooms(*mushrooms_of(config), seeds, recipe.interactions, **options)
-    )
+    return make(model, guide, encode, 2, **options)
 
 
-def play(kind: Kind, recipe: Recipe, seed: int, path: Path) -> Found:
+def play(config: Config, recipe: Recipe, names: tuple[str, ...], path: Path) -> Found:
     """Play all interactions and learn after each basket; the regret is kept in a file."""
     if not path.exists():
-        torch.manual_seed(seed)
-        baskets = tqdm(range(recipe.interactions // recipe.basket), desc=kind.names[0])
-        for _ in baskets:
-            kind.mushrooms.offer(kind.agent)
-            kind.agent.learn()
+        seeds = list(config.all_seeds) * len(names)
+        agent = make_agent(config, recipe, names, seeds)
+        options = {"basket": recipe.basket, "unit": recipe.unit}
+        mushrooms = Mushrooms(*mushrooms_of(config), seeds, recipe.interactions, **options)
+        torch.manual_seed(config.seed)
+        for _ in tqdm(range(recipe.interactions // recipe.basket), desc=names[0]):
+            mushrooms.offer(agent)
+            agent.learn()
         path.parent.mkdir(parents=True, exist_ok=True)
-        regrets = torch.stack([kind.mushrooms.regret, kind.mushrooms.realised])
+        regrets = torch.stack([mushrooms.regret, mushrooms.realised])
         np.save(path, regrets.to(torch.int8).numpy())
-    blocks = torch.from_numpy(np.load(path, allow_pickle=False)).double().chunk(len(kind.names), -1)
-    return {name: tuple(block) for name, block in zip(kind.names, blocks, strict=True)}
+    blocks = torch.from_numpy(np.load(path, allow_pickle=False)).double().chunk(len(names), -1)
+    return {name: tuple(block) for name, block in zip(names, blocks, strict=True)}
 
 
 def score(regret: Tensor, realised: Tensor) -> dict[str, float]:
@@ -302,7 +294,7 @@ def main(config: Config) -> dict[str, Any]:
     for group in ((BBB,), tuple(GREEDY)):
         if group := tuple(name for name in group if name in names):
             path = run.cells / f"{config.all_seeds}{group}.npy"
-            regrets |= play(make_kind(config, recipe, group), recipe, config.seed, path)
+            regrets |= play(config, recipe, group, path)
     summary = summarise(regrets, config.all_seeds)
     text = "An oracle has no regret; eating none costs 2.6 each time."
     metrics = {"recipe": asdict(recipe), "interactions": recipe.interactions, **summary}

@@ -127,17 +127,12 @@ class Problem:
         return cls(train, fresh, torch.linspace(-0.2, 1.2, 561)[:, None])
 
 
-def make_model(recipe: Recipe) -> bbb.BayesianModel:
-    """Return the network with random weights, and the Normal that it predicts."""
-    network = bbb.BayesianMLP([1, *recipe.units, 1], prior=bbb.ScaleMixtureNormal(*recipe.prior))
-    return bbb.BayesianModel(network, bbb.likelihoods.Gaussian.learned(), recipe.points)
-
-
 def train(recipe: Recipe, data: Data, seed: int, steps: int) -> tuple[Any, Any, bbb.History]:
     """Bayes by Backprop."""
     torch.manual_seed(seed)
-    model, sd = make_model(recipe), recipe.init_sd
-    start = "he" if sd is None else normal_means(sd)
+    network = bbb.BayesianMLP([1, *recipe.units, 1], prior=bbb.ScaleMixtureNormal(*recipe.prior))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian.learned(), recipe.points)
+    start = "he" if recipe.init_sd is None else normal_means(recipe.init_sd)
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
     scaled = recipe.inputs(data[0]), data[1]
     options = {"epochs": steps, "batch_size": recipe.points, "seed": seed}
@@ -147,21 +142,10 @@ def train(recipe: Recipe, data: Data, seed: int, steps: int) -> tuple[Any, Any, 
 def plain(recipe: Recipe, data: Data, seed: int, steps: int) -> Plain:
     """Train a plain network by the same loss without the KL."""
     torch.manual_seed(seed)
-    network: Plain = train_plain(
-        Plain(recipe.units),
-        (recipe.inputs(data[0]), data[1]),
-        steps,
-        batch_size=recipe.points,
-        lr=recipe.plain_lr,
-        loss=lambda normal, y: -normal.log_prob(y).mean(),
-    )
-    return network
-
-
-def width(prediction: bbb.RegressionPrediction, level: float = 0.5) -> Tensor:
-    """Compute the width of the central interval; by default the interquartile range."""
-    low, high = prediction.interval(level)
-    return high - low
+    options = {"batch_size": recipe.points, "lr": recipe.plain_lr}
+    loss = lambda normal, y: -normal.log_prob(y).mean()  # noqa: E731
+    scaled = recipe.inputs(data[0]), data[1]
+    return train_plain(Plain(recipe.units), scaled, steps, loss=loss, **options)
 
 
 def score(
@@ -172,7 +156,8 @@ def score(
     on, off = (x > 0.05) & (x < 0.45), (x < -0.05) | (x > 0.55)
     beyond = (x < 0) | (x > 0.5)
     y = observe(problem.x, torch.Generator().manual_seed(1000 + seed))
-    epistemic, quartiles = at.epistemic_std.flatten(), width(at).flatten()
+    low, high = at.interval(0.5)
+    epistemic, quartiles = at.epistemic_std.flatten(), (high - low).flatten()
     ranks = {"on": fresh.cdf(problem.fresh[1]), "off": at.cdf(y)[beyond]}
     covered = {  # a value is in the central interval where its rank is near one half
         f"{100 * level:.0f}": {

@@ -145,12 +145,6 @@ def make_model(recipe: Recipe, num_data: int) -> bbb.BayesianModel:
     return bbb.BayesianModel(network, likelihood, num_data=num_data)
 
 
-def learned(model: bbb.BayesianModel) -> priors.LearnedScaleMixture | None:
-    """Return the network's learned mixture prior, if it has one."""
-    mixtures = (m for m in model.modules() if isinstance(m, priors.LearnedScaleMixture))
-    return next(mixtures, None)
-
-
 def train(recipe: Recipe, problem: Problem, seed: int, epochs: int) -> Trained:
     """Train a model and guide."""
     torch.manual_seed(seed)
@@ -191,9 +185,10 @@ def run_seed(config: Config, seed: int, seen: dict[str, Any]) -> dict[str, Any]:
         trained = train(recipe, problem, seed, 20 if config.smoke else recipe.epochs)
         prediction = bbb.predict(*trained, problem.x, num_samples=config.samples, seed=seed)
         results[name] = score(prediction, problem)
-        if (prior := learned(trained[0])) is not None:
-            values = {"pi": prior.pi, "sigma1": prior.sigma1, "sigma2": prior.sigma2}
-            results[name] |= {key: value.item() for key, value in values.items()}
+        for prior in trained[0].modules():
+            if isinstance(prior, priors.LearnedScaleMixture):
+                values = {"pi": prior.pi, "sigma1": prior.sigma1, "sigma2": prior.sigma2}
+                results[name] |= {key: value.item() for key, value in values.items()}
         seen.setdefault(name, prediction)
     return results
 

@@ -149,19 +149,15 @@ def encode(contexts: Tensor, action: int) -> Tensor:
 def by_guide(name: str, radii: int, of: Learning) -> Periodic:
     """Thompson sampling by a guide over all weights, a network for each wheel."""
     sizes = [2 + ACTIONS, of.hidden, of.hidden, 1]
-    network = StackedMLP(radii, sizes, fan_in(sizes))
+    # N(0, 2 / inputs) for kernels and N(0, 2) for biases
+    scales = torch.tensor(he_scales(itertools.pairwise(sizes), of_biases=math.sqrt(2)))
+    network = StackedMLP(radii, sizes, Normal(torch.zeros_like(scales), scales))
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(NETWORK_NOISE), of.memory)
     seeds = torch.randint(2**31, (radii,)).tolist()
     guide = guides.make(name, model, init_loc={"weights": network.he(seeds)})
     options = {name: getattr(of, name) for name in ("memory", "batch_size", "num_batches", "lr")}
     agent = bandits.ThompsonAgent(model, guide, encode, ACTIONS, num_samples=1, **options)
     return Periodic(agent, of)
-
-
-def fan_in(sizes: list[int]) -> Normal:
-    """N(0, 2 / inputs) for kernels and N(0, 2) for biases, over all weights of a network."""
-    scales = he_scales(itertools.pairwise(sizes), of_biases=math.sqrt(2))
-    return Normal(torch.zeros(len(scales)), torch.tensor(scales))
 
 
 class Bootstrap:

@@ -99,7 +99,9 @@ def draw_bands(
             ax.set_title(f"{method}\noff the data {ratio:.0%} of NUTS's sd", fontsize="x-small")
         for ax in axes.flat[len(drawn_by) :]:
             ax.set_axis_off()
-        axes.flat[0].set_ylim(*_limits(gold))
+        # NUTS's functions, and a quarter of their range on both sides
+        low, high = float(gold.quantile(0.05, 0).min()), float(gold.quantile(0.95, 0).max())
+        axes.flat[0].set_ylim(low - (high - low) / 4, high + (high - low) / 4)
         figure.supxlabel("x", fontsize="medium")
         figure.supylabel("f(x)", fontsize="medium")
         handles, labels = axes.flat[0].get_legend_handles_labels()
@@ -110,10 +112,3 @@ def draw_bands(
         "lines: NUTS, the same in all panels."
     )
     return run.picture(figure, f"fidelity_{name}", caption)
-
-
-def _limits(gold: Tensor) -> tuple[float, float]:
-    """Return the range of NUTS's functions, extended by a quarter on both sides."""
-    low, high = float(gold.quantile(0.05, 0).min()), float(gold.quantile(0.95, 0).max())
-    margin = (high - low) / 4
-    return low - margin, high + margin

@@ -370,11 +370,9 @@ METHODS = {
 }
 
 BBB = tuple(name for name in METHODS if name.startswith("bbb_"))
-AT_THE_MAP = ("laplace_last", "laplace_kron")
 COMPARED = (
     *("map", "dropout", "ensemble", *BBB, "ivon", "vbll"),
-    *AT_THE_MAP,
-    *("swag", "rank1", "sghmc"),
+    *("laplace_last", "laplace_kron", "swag", "rank1", "sghmc"),
 )
 TENS = ("map", "ensemble10", "ivon10")
 UNDER_SHIFT = (
