@@ -353,19 +353,17 @@ class Detector:
         """Return features and outputs by one draw; or the outputs twice if it needs none."""
         model: Any = self.model
         network = model.network if isinstance(model, BayesianModel) else model
-        seen: dict[str, Tensor] = {}
+        features, outputs = list[Tensor](), list[Tensor]()
 
         def keep_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:  # as no layer changes it
-            seen["features"] = inputs[0].flatten(1).clone()
+            features[:] = [inputs[0].flatten(1).clone()]
 
-        def keep_channels(_: nn.Module, inputs: Any, outputs: Any) -> None:
-            y = tensor_of(outputs).unsqueeze(-1).flatten(2)  # [n, channels, positions]
-            moments = [y.mean(2), y.std(2, correction=0)][: min(2, y.shape[2])]
-            before = [seen["features"]] if "features" in seen else []
-            seen["features"] = torch.cat([*before, *moments], 1)
+        def keep_channels(_: nn.Module, inputs: Any, output: Any) -> None:
+            y = tensor_of(output).unsqueeze(-1).flatten(2)  # [n, channels, positions]
+            features.extend([y.mean(2), y.std(2, correction=0)][: min(2, y.shape[2])])
 
-        def keep_outputs(_: nn.Module, inputs: Any, outputs: Any) -> None:
-            seen["outputs"] = tensor_of(outputs)
+        def keep_outputs(_: nn.Module, inputs: Any, output: Any) -> None:
+            outputs[:] = [at_least_single(tensor_of(output))]
 
         layers = _layers(network, self.layer) if self.score in _OF_FEATURES else []
         with pyro.validation_enabled(False), evaluating(model), ExitStack() as hooks:
@@ -384,10 +382,9 @@ class Detector:
             except (RuntimeError, IndexError) as error:
                 shape = list(x.shape)
                 raise ValueError(f"x of shape {shape} does not fit the network: {error}") from error
-        outputs = at_least_single(seen["outputs"])
-        if self.score in _OF_FEATURES and "features" not in seen:
+        if self.score in _OF_FEATURES and not features:
             raise ValueError(f"layer must be one that the network runs, got {self.layer!r}")
-        return at_least_single(seen.get("features", outputs)), outputs
+        return at_least_single(torch.cat(features, 1)) if features else outputs[0], outputs[0]
 
 
 def _layers(network: nn.Module, layer: str | list[str] | None) -> list[nn.Module]:
