@@ -100,15 +100,13 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table],
         "mean_network": scores(bbb.predict_mean(model, guide, x).probs, y),
         "ensemble": scores(ensemble.probs, y),
     }
-    detection = {
-        name: {
-            "inputs": len(ood.probs),
-            "refused": float(ood.refuse(threshold).double().mean()),
-            **detect(ood, ensemble),  # 1/2 for the digits themselves
-            "plain": detect(plains[name], plains[DIGITS])["entropy"],
-        }
-        for name, ood in ensembles.items()
-    }
+    detection: Scores = {}
+    for name, ood in ensembles.items():
+        refused = float(ood.refuse(threshold).double().mean())
+        detection[name] = {"inputs": len(ood.probs), "refused": refused}
+        if name != DIGITS:
+            plain_scores = detect(plains[name], plains[DIGITS])
+            detection[name] |= detect(ood, ensemble) | {"plain": plain_scores["entropy"]}
     answered = ~ensemble.refuse(threshold)
     mean_networks = [bbb.predict_mean(model, bbb.prune(guide, p), x) for p in FRACTIONS]
     pruning = [metrics.accuracy(pruned.probs, y) for pruned in mean_networks]
