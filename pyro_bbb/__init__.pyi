@@ -19,6 +19,7 @@ from . import pruning as pruning
 from . import training as training
 from ._utils.distributed import alone as alone
 from ._utils.version import __version__ as __version__
+from .deployment import peft as peft
 from .deployment import to_ensemble as to_ensemble
 from .deployment import to_module as to_module
 from .distributions import ScaleMixtureNormal as ScaleMixtureNormal

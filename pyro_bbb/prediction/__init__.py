@@ -17,6 +17,7 @@ from pyro_bbb.prediction._classification import ClassificationPrediction, class_
 from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
 from pyro_bbb.prediction._draws import default_rows as default_rows
 from pyro_bbb.prediction._draws import posterior_draws
+from pyro_bbb.prediction._draws import single_draws as single_draws
 from pyro_bbb.prediction._generate import generate
 from pyro_bbb.prediction._leave_one_out import leave_one_out_weights as leave_one_out_weights
 from pyro_bbb.prediction._leave_one_out import log_prob_left_out as log_prob_left_out

@@ -44,6 +44,15 @@ def posterior_draws(model: BayesianModel, guide: Any, x: Rows, num_samples: int)
     return split_draws(model, guide, x, num_samples, Processes())[0]
 
 
+def single_draws(
+    model: BayesianModel, guide: Any, x: Rows, num_samples: int
+) -> Iterator[dict[str, Tensor]]:
+    """Yield the posterior's draws one by one, by site name."""
+    for chunk in posterior_draws(model, guide, x, num_samples):
+        for values in zip(*chunk.values(), strict=True):
+            yield dict(zip(chunk, values, strict=True))
+
+
 def split_draws(
     model: BayesianModel, guide: Any, x: Rows, num_samples: int, group: Processes
 ) -> tuple[Iterator[Draws], list[int]]:

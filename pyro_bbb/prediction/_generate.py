@@ -21,7 +21,7 @@ from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import count, kind, tensor
 from pyro_bbb.latents import substituted
 from pyro_bbb.models import BayesianModel, require_guide
-from pyro_bbb.prediction._draws import posterior_draws
+from pyro_bbb.prediction._draws import single_draws
 
 _CACHES = ("cache", "past_key_values")  # its names in versions of transformers
 # a cache of another network, and searches that shorten the cache, of which each draw has one
@@ -73,11 +73,7 @@ def generate(
         options["use_cache"] = False  # beams reorder the first draw's cache alone
     tokens = tensor("input_ids", input_ids)
     with seeded(seed), evaluating(model), torch.no_grad():
-        draws = [
-            {name: values[s] for name, values in chunk.items()}
-            for chunk in posterior_draws(model, guide, tokens, num_samples)
-            for s in range(len(next(iter(chunk.values()))))
-        ]
+        draws = list(single_draws(model, guide, tokens, num_samples))
         averaged = copy.copy(network)
         averaged.forward = _averaging(model, draws)
         return averaged.generate(tokens, **options)

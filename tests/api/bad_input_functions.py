@@ -126,6 +126,15 @@ def of_more():
     return of_another(bbb.BayesianMLP([3, 2, 2]))
 
 
+def of_adapters():
+    """Return a classifier with a trained adapter and its guide, by the names of arguments."""
+    torch.manual_seed(1)
+    network = bbb.adapt(nn.Sequential(nn.Linear(3, 2)), 1)
+    network[0].lora_B.data = torch.tensor([[5.0], [-5.0]])
+    model = bbb.BayesianModel(network, likelihoods.Categorical(), num_data=4)
+    return {"model": model, "guide": bbb.AutoSoftplusNormal(model)}
+
+
 class Speaker(nn.Module):
     """A network that generates as Hugging Face's do."""
 
@@ -855,6 +864,12 @@ def saved():
     return folder() / "saved"
 
 
+def saved_adapter():
+    """A folder with an adapter as peft reads it."""
+    bbb.peft.save(folder() / "adapter", **of_adapters())
+    return str(folder() / "adapter")
+
+
 def saved_record(make):
     """A file of a calibrated predictive."""
     path = folder() / f"{make.__name__}.json"
@@ -1172,6 +1187,48 @@ FILES = [
         ("dtype", torch.int64, "dtype must be a floating torch.dtype"),
         ("device", "nowhere", "device 'nowhere' is not available"),
         also=(FileNotFoundError,),
+    ),
+    row(
+        "peft.load",
+        lambda: {"path": saved_adapter(), "network": nn.Sequential(nn.Linear(3, 2))},
+        ("network", nn.Linear(3, 2), r"network must have the adapter's layers, but lacks \['0'\]"),
+        (
+            "network",
+            nn.Sequential(nn.Linear(4, 2)),
+            r"got 0.lora_A of shape \[1, 3\], expected shape \[1, 4\]",
+        ),
+        also=(FileNotFoundError,),
+    ),
+    row(
+        "peft.save",
+        lambda: {
+            **of_adapters(),
+            "path": str(folder() / "written"),
+            "num_samples": 2,
+            "seed": 0,
+        },
+        ({"guide": of_other_names(), "num_samples": None}, "guide lacks the latents"),
+        ({**of_labels(), "num_samples": None}, "must have adapters"),
+        ("num_samples", 0, "num_samples must be an integer of at least 1, got 0"),
+        fine=[{"num_samples": None}],
+        skip=left("path", *("unknown", "empty", "bytes"), why="names of folders"),
+    ),
+    row(
+        "peft.training_free",
+        lambda: {
+            **of_adapters(),
+            "data": (X, bbb.predict_mean(**of_adapters(), x=X).label),
+            "tolerance": 0.01,
+            "num_samples": 2,
+            "batch_size": 2,
+            "seed": 0,
+        },
+        ({**of_labels()}, "model must have adapters"),
+        ("guide", guides.Delta(of_adapters()["model"]), "must be a AutoSoftplusNormal, got Delta"),
+        ("tolerance", 0.0, "tolerance must be positive and finite, got 0"),
+        *no_counts("num_samples", "batch_size"),
+        changes=("model", "guide"),
+        half_made=True,
     ),
 ]
 

@@ -130,12 +130,14 @@ NEEDS = {
     "guide/search_settings": "optuna",
     "guide/bayesian_optimization": "botorch",
     "tutorial": "fastapi",
+    "guide/large_networks": "peft",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 @pytest.mark.filterwarnings("ignore:targets have mean")  # one page has them on purpose
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 def test_the_code_runs(page, elsewhere, capsys):
     if page.parent.name == "migrate":  # from another library, which conda-forge may not have
         pytest.importorskip(page.stem)

@@ -43,7 +43,7 @@ from pyro_bbb.latents import (
     statistics_in,
 )
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.networks import merge_adapters
+from pyro_bbb.networks import copy_sharing, merge_adapters
 from pyro_bbb.prediction import (
     ClassificationPrediction,
     RegressionPrediction,
@@ -51,8 +51,6 @@ from pyro_bbb.prediction import (
     posterior_draws,
 )
 from pyro_bbb.priors import Prior
-
-__all__ = ["DrawnEnsemble", "sparse_where_faster", "to_ensemble", "to_module"]
 
 _PASSES = 20  # of each layer, dense and sparse; the fastest counts
 _HALVINGS = 40  # of the bracket of a quantile, to 1e-12 of its width
@@ -81,23 +79,31 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
         ValueError: the guide lacks a weight of the model.
     """
     kind("model", model, BayesianModel)
-    if not hasattr(guide, "median") or isinstance(guide, GuideMessenger):
-        hint = f"{type(guide).__name__}; bbb.to_ensemble takes draws"
-        raise TypeError(f"guide must have medians without inputs, got {hint}")
-    with own_store(model, guide):
-        weights = {name: value.detach().clone() for name, value in guide.median().items()}
+    weights = medians(model, guide, "bbb.to_ensemble takes draws")
     return merge_adapters(plain_copy(model.network, "network", weights)).eval()
+
+
+def medians(model: BayesianModel, guide: Any, hint: str) -> dict[str, Tensor]:
+    """Return the guide's medians by site name; TypeError, which ends in a hint, if it has none."""
+    if not hasattr(guide, "median") or isinstance(guide, GuideMessenger):
+        got = f"{type(guide).__name__}; {hint}"
+        raise TypeError(f"guide must have medians without inputs, got {got}")
+    with own_store(model, guide):
+        return {name: value.detach().clone() for name, value in guide.median().items()}
 
 
 # --- a copy without Pyro ---
 
 
-def plain_copy(part: nn.Module, path: str, weights: Mapping[str, Tensor]) -> nn.Module:
+def plain_copy(
+    part: nn.Module, path: str, weights: Mapping[str, Tensor], shared: Iterable[nn.Parameter] = ()
+) -> nn.Module:
     """Return a copy with given values as parameters for its random weights, without Pyro.
 
-    ``path`` is the name of the part in the model, ``weights`` has the latents by site name.
+    ``path`` is the name of the part in the model, ``weights`` has the latents by site name. The
+    copy has the memory of the ``shared`` parameters, frozen.
     """
-    plain = copy.deepcopy(part)
+    plain = copy_sharing(part, shared)
     for name, module in list(plain.named_modules()):
         if isinstance(module, PyroModule):
             prefix = ".".join(filter(None, [path, name]))
