@@ -550,16 +550,11 @@ def draw_matrices(run: Run, name: str, found: Summaries) -> Picture:
 
 def draw_averages(run: Run, name: str, found: Summaries) -> Picture:
     """Errors on the tasks so far, by their number."""
-    lines = {}
+    lines, tasks = {}, max(len(first_seed(x).get("averages", "-")) for x in found.values())
     for method, summary in found.items():
-        right = [record.get("averages") for record in summary["seeds"].values()]
-        error = 100 * (1 - summary["mean"]["accuracy"])
-        lines[METHODS[name][method].label] = [1, len(right[0] or [])], [error, error]
-        if right[0]:
-            errors = 100 * (1 - np.mean(right, axis=0))
-            lines[METHODS[name][method].label] = range(1, len(errors) + 1), errors
-    tasks = max(len(x) for x, _ in lines.values())
-    lines = {k: ([1, tasks], y) if len(x) == 2 else (x, y) for k, (x, y) in lines.items()}
+        averages = [x["averages"] for x in summary["seeds"].values() if "averages" in x]
+        right = np.mean(averages or [[summary["mean"]["accuracy"]] * tasks], axis=0)
+        lines[METHODS[name][method].label] = range(1, tasks + 1), 100 * (1 - right)
     axes = {"xlabel": "tasks learned", "ylabel": "wrong on these tasks (%)", "yscale": "log"}
     panels = {PROTOCOLS[name].title: lines}
     return run.curves(f"{name}_averages", "Means over seeds.", panels, **axes)

@@ -165,15 +165,11 @@ def run_split(path: str, feature: int, config: Config) -> dict[str, Any]:
 def gap_table(tables: dict[str, Any]) -> Table:
     """NLL of each method on every table, and its coverage."""
     columns = ["in the gap", *(f"{name}: NLL" for name in tables), "coverage (%)", "seconds"]
-    rows = [
-        [
-            name,
-            *(_cell(scores[name], "nll", 1, 2) for scores in tables.values()),
-            _cell(mean_of([scores[name] for scores in tables.values()]), "coverage", 100, 0),
-            _cell(mean_of([scores[name] for scores in tables.values()]), "seconds", 1, 0),
-        ]
-        for name in METHODS
-    ]
+    rows = []
+    for name in METHODS:
+        figures = [scores[name] for scores in tables.values()]
+        nlls, mean = [_cell(x, "nll", 1, 2) for x in figures], mean_of(figures)
+        rows.append([name, *nlls, _cell(mean, "coverage", 100, 0), _cell(mean, "seconds", 1, 0)])
     return Table(columns, rows)
 
 

@@ -35,7 +35,7 @@ from _helpers.run import (
     chosen,
     fingerprint,
 )
-from _helpers.tables import Table, table
+from _helpers.tables import Table, at, table
 from _helpers.training import predict_plain
 from matplotlib import pyplot as plt
 from safetensors.torch import load_model, save_model
@@ -224,12 +224,8 @@ def tables(record: dict[str, Any]) -> list[Table]:
         made.append(table(f"{TITLES[dataset]} seen", found, COLUMNS))
         made.append(table(f"{TITLES[dataset]}, AUROC of rotated images (%)", found, ROTATED))
         for name in chosen(OUTLIERS, tuple(found)):
-            summaries = {
-                score: {
-                    k: v["scores"][score] for k, v in found[name].items() if k in ("mean", "sd")
-                }
-                for score in found[name]["mean"]["scores"]
-            }
+            scores = found[name]["mean"]["scores"]
+            summaries = {score: at(found[name], "scores", score) for score in scores}
             columns = (("AUROC of changes, validation (%)", "proxies", 100, 1), *COLUMNS[4:6])
             made.append(table(f"{TITLES[dataset]}, {name}", summaries, columns))
     return made

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import tyro
 from _helpers import tables as tabulate
-from _helpers.posteriors import METHODS, PROBLEMS, Problem, Trainings, measure
+from _helpers.posteriors import METHODS, PROBLEMS, Problem, Trainings, labelled, measure
 from _helpers.run import DataSettings, Picture, Run, SeveralSeeds, check_names
 from _helpers.scores import MEASURES, SCORES, draws
 from _helpers.tables import Summaries, Summary, Table
@@ -45,17 +45,13 @@ def table(problem: Problem, summaries: Summaries) -> Table:
         name: (f"{100 * accuracy:.1f}", f"{nll:.3f}", f"{100 * ece:.1f}", *("–",) * 5)
         for name, (accuracy, nll, ece) in problem.published.items()
     }
-    return tabulate.table(problem.title, _labelled(summaries), COLUMNS, published)
+    return tabulate.table(problem.title, labelled(summaries), COLUMNS, published)
 
 
 def ood_table(problem: Problem, summaries: Summaries) -> Table:
     """AUROC of out-of-distribution detection by three measures of uncertainty."""
     columns = [(measure, f"ood.{measure}", 100, 1) for measure in MEASURES]
-    return tabulate.table(f"{problem.title}: AUROC (%)", _labelled(summaries), columns)
-
-
-def _labelled(summaries: Summaries) -> Summaries:
-    return {METHODS[name].label: summary for name, summary in summaries.items()}
+    return tabulate.table(f"{problem.title}: AUROC (%)", labelled(summaries), columns)
 
 
 def draw_costs(run: Run, results: dict[str, Summaries]) -> Picture:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import matplotlib.pyplot as plt
 import tyro
 from _helpers import tables as tabulate
-from _helpers.posteriors import METHODS, PROBLEMS, UNDER_SHIFT, Trainings
+from _helpers.posteriors import METHODS, PROBLEMS, UNDER_SHIFT, Trainings, labelled
 from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names
 from _helpers.tables import Scores, Summaries, Table, over_seeds
 from matplotlib.axes import Axes
@@ -111,14 +111,14 @@ def shifted_table(name: str, found: Summaries) -> Table:
         ("AUROC (%)", "shifted.auroc", 100, 1),
         ("AURC (%)", "shifted.area_under_risk_coverage", 100, 1),
     )
-    return tabulate.table(PROBLEMS[name].title, _labelled(found), columns)
+    return tabulate.table(PROBLEMS[name].title, labelled(found), columns)
 
 
 def confidence_table(found: Summaries) -> Table:
     """Mean confidence by severity."""
     columns = [("clean", "clean.confidence", 100, 1)]
     columns += [(str(s), f"severity.{s}.confidence", 100, 1) for s in SEVERITIES]
-    return tabulate.table("mean confidence (%)", _labelled(found), columns)
+    return tabulate.table("mean confidence (%)", labelled(found), columns)
 
 
 def moved_table(found: Summaries) -> Table:
@@ -129,11 +129,7 @@ def moved_table(found: Summaries) -> Table:
         ("translated: accuracy", "translated.accuracy", 1, 3),
         ("Brier", "translated.brier", 1, 3),
     )
-    return tabulate.table("means over all angles and distances", _labelled(found), columns)
-
-
-def _labelled(found: Summaries) -> Summaries:
-    return {METHODS[method].label: summary for method, summary in found.items()}
+    return tabulate.table("means over all angles and distances", labelled(found), columns)
 
 
 def pictured(found: Summaries) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -25,7 +25,7 @@ import pyro_bbb as bbb
 from _helpers.images import images, train_and_validation
 from _helpers.run import Data, fingerprint, read_json, write_json
 from _helpers.scores import detect, scores
-from _helpers.tables import Scores
+from _helpers.tables import Scores, Summaries
 from _helpers.training import dropout_passes, he, lenet5, named
 from pyro_bbb import guides, metrics
 
@@ -368,6 +368,12 @@ METHODS = {
     for prior in PRIORS
     for estimator in ("reparam", "local_reparam")
 }
+
+
+def labelled(found: Summaries) -> Summaries:
+    """Return summaries by the methods' labels."""
+    return {METHODS[name].label: summary for name, summary in found.items()}
+
 
 BBB = tuple(name for name in METHODS if name.startswith("bbb_"))
 COMPARED = (
