@@ -111,6 +111,20 @@ def test_counts_and_classes_are_calibrated_only_if_right(likelihood):
     assert failed(sure)[0] == "calibration, all"
 
 
+def test_rows_that_no_draws_leave_out_are_not_judged_by_these_draws():
+    """One draw in twenty is wrong everywhere, and has all of the weight that leaves a row out."""
+    torch.manual_seed(0)
+    x = torch.rand(200, 1) + 0.5
+    x, y = torch.cat([x, -x]), torch.arange(400) < 200
+    model = bbb.BayesianModel(bbb.BayesianMLP([1, 1]), Bernoulli(), 400)
+    weight, bias = model.latent_shapes()
+    draws = {weight: 20 + 12 * torch.randn(1000, 1, 1), bias: torch.zeros(1000, 1)}
+    verdict = bbb.check(model, draws, (x, y.float()), seconds=0, seed=0)
+    assert verdict.rows[0].name == "rows left out by < 10 draws" and verdict.rows[0].value > 0.5
+    assert not failed(verdict)
+    assert verdict.sentence.startswith("It is not known whether to trust the band on the data")
+
+
 def test_a_factorised_posterior_of_correlated_weights_has_the_known_ratio_of_deviations():
     problem = Conjugate(inputs(d=2, correlation=0.98))
     factorised = (1 / problem.precision.diagonal()).diag()
