@@ -2,27 +2,28 @@
 """Pruning by signal-to-noise ratio: Table 2 of the paper.
 
     python experiments/paper_pruning.py
-    python experiments/paper_pruning.py --way once [--posterior results/paper_mnist/posterior]
+    python experiments/paper_pruning.py --ways once steps [--posterior FOLDER]
 
 Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1 and Table 2: two hidden
 layers of 1,200 units; weights are ranked by their signal-to-noise ratio |mean| / standard deviation
-and the lowest set to zero. ``--way once`` does that, with no training afterwards, from a posterior
-of ``paper_mnist.py`` or `pyro_bbb.save`, or one trained here first. ``--way gradually`` trains a
-network with dropout, then a posterior with the log-uniform prior of sparse variational dropout
-(Molchanov et al. 2017), and removes a little before each epoch. Settings were chosen by the
-validation images; the test images are read at the scored shares only.
+and the lowest set to zero: at once, with no training afterwards (the paper), or in steps with 15
+epochs after each. Both begin with a posterior of ``paper_mnist.py`` or `pyro_bbb.save`, or one
+trained here first. The third way, by default, trains a network with dropout, then a posterior with
+the log-uniform prior of sparse variational dropout (Molchanov et al. 2017), and removes a little
+before each epoch. Settings were chosen by the validation images; the test images are read at the
+scored shares only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import torch
 import tyro
 from _helpers.paper import DROPOUT, MIXTURE, Preset, Scores, Sets, Trained, error, recipe_of, train
-from _helpers.run import DataSettings, Run, SeveralSeeds
+from _helpers.run import DataSettings, Run, SeveralSeeds, check_names
 from _helpers.tables import Summary, Table, at, shown
 from torch import Tensor, nn
 
@@ -31,7 +32,8 @@ import pyro_bbb as bbb
 PUBLISHED = {0.0: 0.0124, 0.5: 0.0124, 0.75: 0.0124, 0.95: 0.0129, 0.98: 0.0139}
 FRACTIONS = tuple(PUBLISHED)
 WIDTH = 1200
-# fraction of the weights that is removed, and epochs of training with the others
+STEPS = (0.5, 0.75, 0.9, 0.95, 0.98)  # of the removal with training between
+# fractions that are removed gradually, and epochs of training with the others
 GRADUAL = {0.0: 2, 0.5: 1, 0.75: 2, 0.81: 1, 0.85: 1, 0.89: 1, 0.915: 1, 0.935: 1, 0.95: 2}
 GRADUAL |= {0.963: 1, 0.973: 1, 0.98: 6}
 TEMPERATURES = 0.05, 0.02  # at the start and the end; on the way it falls geometrically
@@ -41,10 +43,10 @@ TEMPERATURES = 0.05, 0.02  # at the start and the end; on the way it falls geome
 class Config(SeveralSeeds, DataSettings):
     """Settings of one run."""
 
-    way: Literal["once", "gradually"] = "gradually"
-    """Whether weights go at once, without training afterwards."""
+    ways: tuple[str, ...] = ("gradually",)
+    """Ways to remove weights: once, steps, gradually."""
     preset: Preset = "ours"
-    """Recipe of the posterior from which weights go at once."""
+    """Recipe of the posterior from which weights go at once, or in steps."""
     posterior: Path | None = None
     """Folder of that posterior; without one it is trained first."""
     epochs: int | None = None
@@ -53,21 +55,43 @@ class Config(SeveralSeeds, DataSettings):
     """Networks drawn from the posterior for the ensemble."""
     device: str = "cpu"
     """Device; on a GPU the training step is captured in a CUDA graph."""
-    output: Path = Path("results/paper_pruning")
-    """Folder for results."""
+
+
+def posterior(config: Config, sets: Sets, seed: int) -> Trained:
+    """Return the trained posterior, from its folder, or train it."""
+    if config.posterior is None:
+        recipe = recipe_of(config.preset, MIXTURE, WIDTH, config.epochs)
+        return train(recipe, 24 if config.smoke else WIDTH, seed, sets)
+    saved, device = bbb.load(config.posterior), torch.device(config.device)
+    return Trained(model=saved.model.to(device), guide=saved.guide.to(device))
 
 
 def once(config: Config, sets: Sets, seed: int) -> Iterator[Trained]:
     """Prune a trained posterior, to each fraction anew."""
-    if config.posterior is None:
-        recipe = recipe_of(config.preset, MIXTURE, WIDTH, config.epochs)
-        trained = train(recipe, 24 if config.smoke else WIDTH, seed, sets)
-    else:
-        saved = bbb.load(config.posterior)
-        device = torch.device(config.device)
-        trained = Trained(model=saved.model.to(device), guide=saved.guide.to(device))
+    trained = posterior(config, sets, seed)
     for fraction in FRACTIONS:
         yield replace(trained, guide=bbb.prune(trained.guide, fraction))
+
+
+def in_steps(config: Config, sets: Sets, seed: int) -> Iterator[Trained]:
+    """Remove more and more from a trained posterior, with training between."""
+    recipe, trained = recipe_of("ours", MIXTURE, WIDTH), posterior(config, sets, seed)
+    yield trained
+    for step, fraction in enumerate(STEPS, start=1):
+        trained = replace(trained, guide=bbb.prune(trained.guide, fraction))
+        bbb.fit(
+            trained.model,
+            trained.guide,
+            sets.train,
+            epochs=1 if config.smoke else 15,
+            lr=recipe.lr / 2,
+            kl_schedule=bbb.KLSchedule(temperature=recipe.temperature),
+            estimator=recipe.estimator,
+            cuda_graph=sets.train[0].is_cuda,
+            seed=seed + step,
+        )
+        if fraction in FRACTIONS:
+            yield trained
 
 
 def gradually(config: Config, sets: Sets, seed: int) -> Iterator[Trained]:
@@ -131,10 +155,17 @@ def count(guide: bbb.AutoSoftplusNormal) -> int:
     return sum(guide.loc(name).numel() for name in guide.weight_names)
 
 
-def one(config: Config, sets: Sets, seed: int) -> Scores:
+Way: TypeAlias = Callable[[Config, Sets, int], Iterator[Trained]]
+WAYS: dict[str, tuple[str, Way]] = {
+    "once": ("removed once", once),
+    "steps": ("removed in steps", in_steps),
+    "gradually": ("removed gradually", gradually),
+}
+
+
+def one(config: Config, sets: Sets, way: Way, seed: int) -> Scores:
     """Errors by the fraction that is removed."""
-    way = once if config.way == "once" else gradually
-    figures = {}
+    figures: Scores = {}
     for fraction, trained in zip(FRACTIONS, way(config, sets, seed), strict=True):
         figures[str(fraction)] = {"weights": left(trained)}
         for name, (x, y) in (("", sets.test), ("validation_", sets.validation)):
@@ -151,24 +182,16 @@ def left(trained: Trained) -> int:
     return sum(int(trained.guide.scale(n).count_nonzero()) for n in trained.guide.weight_names)
 
 
-ONCE, GRADUALLY = "removed once", "removed gradually"
-
-
-def errors_table(figures: dict[str, Summary]) -> Table:
+def errors_table(summaries: dict[str, Summary]) -> Table:
     """Errors in percent of the mean network and of the ensemble, beside the paper's."""
-    rows = [
-        (
-            f"{100 * fraction:.0f}",
-            f"{100 * PUBLISHED[fraction]:.2f}",
-            *(
-                shown(at(summary, str(fraction)), key)
-                for summary in figures.values()
-                for key in ("error", "ensemble_error")
-            ),
-        )
-        for fraction in FRACTIONS
-    ]
-    columns = (x for name in figures for x in (f"{name}: error (%)", "ensemble"))
+    rows = []
+    for fraction in FRACTIONS:
+        cells = [
+            " / ".join(shown(at(summary, str(fraction)), x) for x in ("error", "ensemble_error"))
+            for summary in summaries.values()
+        ]
+        rows.append((f"{100 * fraction:.0f}", f"{100 * PUBLISHED[fraction]:.2f}", *cells))
+    columns = (f"{name}: mean network / ensemble" for name in summaries)
     return Table(("weights removed (%)", "paper: error (%)", *columns), rows)
 
 
@@ -178,17 +201,23 @@ def main(config: Config) -> dict[str, Any]:
         config = replace(config, epochs=2, draws=3)
     if config.smoke or config.posterior is not None:
         config = replace(config, seeds=1)
-    run, sets = Run(config), Sets.load(config.data_root, config.device, config.smoke)
-    summary = run.repeat(partial(one, config, sets))
-    name = ONCE if config.way == "once" else GRADUALLY
+    check_names("--ways", config.ways, WAYS)
+    run, sets = (
+        Run(config, free=("ways",)),
+        Sets.load(config.data_root, config.device, config.smoke),
+    )
+    summaries: dict[str, Summary] = {}
+    for name in config.ways:
+        title, way = WAYS[name]
+        summaries[title] = run.repeat(partial(one, config, sets, way), name)
     lines = {
-        name: (FRACTIONS, [summary["mean"][str(fraction)]["error"] for fraction in FRACTIONS]),
-        "paper": (FRACTIONS, list(PUBLISHED.values())),
+        title: (FRACTIONS, [summary["mean"][str(fraction)]["error"] for fraction in FRACTIONS])
+        for title, summary in summaries.items()
     }
+    lines["paper"] = FRACTIONS, list(PUBLISHED.values())
     axes = {"xlabel": "fraction of weights removed", "ylabel": "test error"}
     picture = run.curves("pruning", "The network of mean weights.", {"": lines}, **axes)
-    record = {"errors": {name: summary}}
-    return run.report(__doc__, record, [errors_table(record["errors"])], [picture])
+    return run.report(__doc__, {"errors": summaries}, [errors_table(summaries)], [picture])
 
 
 if __name__ == "__main__":

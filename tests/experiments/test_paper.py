@@ -172,8 +172,8 @@ def test_a_posterior_loses_weights_at_once(paper, pruning, sets, tmp_path):
     recipe = paper.recipe_of("ours", paper.MIXTURE, 1200, 2)
     trained = paper.train(recipe, 10, 0, sets, progress=False)
     bbb.save(tmp_path / "posterior", trained.model, trained.guide)
-    config = pruning.Config(way="once", posterior=tmp_path / "posterior", draws=2)
-    figures = pruning.one(config, sets, 0)
+    config = pruning.Config(posterior=tmp_path / "posterior", draws=2)
+    figures = pruning.one(config, sets, pruning.once, 0)
     before = gone(trained.guide)
     assert not before.any()
     for fraction, scores in figures.items():
@@ -181,3 +181,16 @@ def test_a_posterior_loses_weights_at_once(paper, pruning, sets, tmp_path):
         assert scores["weights"] == int((~gone(pruned)).sum())
         mean = bbb.predict_mean(trained.model, pruned, sets.test[0])
         assert scores["error"] == paper.error(mean, sets.test[1])
+
+
+def test_weights_removed_in_steps_stay_removed_and_the_others_learn(paper, pruning, sets, tmp_path):
+    trained = paper.train(paper.recipe_of("ours", paper.MIXTURE, 1200, 2), 10, 0, sets)
+    bbb.save(tmp_path / "posterior", trained.model, trained.guide)
+    config = pruning.Config(smoke=True, posterior=tmp_path / "posterior")
+    guides = [state.guide for state in pruning.in_steps(config, sets, 0)]
+    for before, after, fraction in zip(guides, guides[1:], pruning.FRACTIONS[1:], strict=False):
+        earlier, now = gone(before), gone(after)
+        assert int(now.sum()) == round(fraction * len(now))
+        assert now[earlier].all(), "one has come back"
+        loc = [guide.loc("network.fc1.weight") for guide in (before, after)]
+        assert (loc[0] != loc[1])[loc[1] != 0].all(), "one has not learnt"
