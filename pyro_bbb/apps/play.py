@@ -45,7 +45,7 @@ class Networks:
 
     @contextmanager
     def training(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Train in a new process beside the block; the block's end stops the training.
+        """Train in a new process while the block runs; its end stops the training.
 
         The thread that follows the process ends with the block too: one that is still inside
         torch when the interpreter ends aborts this process.
