@@ -68,7 +68,9 @@ class BadRow(BadInput):
 
     def __init__(self, value: str, row: int, remedy: str) -> None:
         super().__init__(f"{value} in row {row + 1}{remedy}")
-        self.value, self.row, self.remedy = value, row, remedy
+        self.value: str = value
+        self.row: int = row
+        self.remedy: str = remedy
 
 
 @dataclass(frozen=True, kw_only=True)
