@@ -388,13 +388,15 @@ def main(config: Config) -> dict[str, Any]:
     """Trains, compresses and scores, prints the tables and writes the results."""
     check_names("--problems", config.problems, PROBLEMS)
     check_names("--methods", config.methods, METHODS)
+    if config.smoke:
+        config = replace(config, problems=config.problems[::2])  # one of each network
     run, problems = Run(config, free=("problems", "methods")), dict[str, Scores]()
     for name in config.problems:
         problem = PROBLEMS[name]
         own = replace(config, seeds=min(config.seeds, problem.seeds))
         if config.smoke:
             own = replace(own, seeds=1, repetitions=2, draws=2)
-            problem = replace(problem, start=1, all=1, ramp=3, last=1)
+            problem = replace(problem, start=1, all=1, ramp=2, last=1)
         problems[name] = {
             method: Run(own, run.free).repeat(
                 partial(one, own, problem, METHODS[method]), name, method

@@ -163,7 +163,7 @@ def measure(config: Config, sets: dict[str, Any], dataset: str, name: str, seed:
     fitted = tuple(values[:ROWS] for values in sets["train"])
     right = probabilities(model, posterior, x, draws).argmax(-1).flatten() == y
     torch.manual_seed(seed)
-    tested = {"other": sets["other"], **changes(x), "photographs": photographs()}
+    tested = {"other": sets["other"], **changes(x), "photographs": photographs()[: config.number]}
     tested |= {"mirrored": x.flip(-1)} | {f"{angle}": rotate(x, angle) for angle in ANGLES}
     found, scores = {}, {}
     for score, detector in detectors(model, posterior, fitted, draws):
@@ -259,7 +259,7 @@ def main(config: Config) -> dict[str, Any]:
     """Trains and scores every network, prints the tables and writes the results."""
     if config.smoke:
         networks = ("residual, outliers", *list(TRAININGS)[-2:])
-        config = replace(config, datasets=config.datasets[:1], number=40, seeds=1)
+        config = replace(config, datasets=config.datasets[:1], number=20, seeds=1)
         config = replace(config, networks=networks)
     check_names("--networks", config.networks, (*OUTLIERS, *TRAININGS))
     once, run = (Run(c, ("datasets", "networks")) for c in (replace(config, seeds=1), config))

@@ -134,6 +134,7 @@ def main(config: Config) -> dict[str, Any]:
     """Trains and scores every method, prints the tables and writes the results."""
     if config.smoke:
         config = replace(config, images=64, epochs=2, seeds=1, short=64, short_seeds=1)
+        config = replace(config, problems=config.problems[:2])
     short = Run(replace(config, seeds=config.short_seeds), ("problems",))
     run = Run(config, ("problems",))
     record: dict[str, Any] = {"problems": {}, "short": {}}
@@ -142,6 +143,8 @@ def main(config: Config) -> dict[str, Any]:
         get = partial(images, dataset, root=config.data_root, smoke=config.smoke)
         data, valid = train_and_validation(get(train=True), 1 / 12)
         x, y = get(train=False) if config.scored == "test" else valid
+        if config.smoke:
+            x, y = x[:16], y[:16]
         kinds = [("problems", config.images, config.epochs, len(x), run)]
         kinds += [("short", config.short, 6, 1000, short)] if dataset == "fashion_mnist" else []
         for kind, number, epochs, many, its_run in kinds:

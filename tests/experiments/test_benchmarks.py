@@ -2,6 +2,7 @@
 """The benchmarks run, compute what they say, and compare contenders that do the same work."""
 
 import dataclasses
+import gc
 import importlib
 import itertools
 import json
@@ -43,7 +44,16 @@ def work(methods):
 # --- the whole commands ---
 
 
+@pytest.fixture
+def without_the_suites_objects():
+    """Keep what the suite has loaded out of the benchmarks' many collections of garbage."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_the_suites_objects")
 def test_smoke_run_leaves_record_and_picture(load, tmp_path, capsys):
     run = load("run")
     results = run.main(run.Config(smoke=True, threads=1, output=tmp_path))
