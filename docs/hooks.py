@@ -32,6 +32,7 @@ TEXTS = {
 }
 LINK = re.compile(r"(!?)\[([^]\[]*)]\(([^()\s#]+)(#[^()\s]*)?\)")
 UNDONE = re.compile(r"\\|<mi>&</mi>")  # what the translator left of LaTeX that it does not know
+CITED = re.compile(r"<code>docs/([\w/]+)\.md</code>")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -102,8 +103,15 @@ def site_link(match: re.Match[str], origin: str, uri: str) -> str:
 
 
 def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Write each equation as MathML."""
-    return EQUATION.sub(mathml, html_text)
+    """Write each equation as MathML; link pages that docstrings of the reference cite by file."""
+
+    def linked(match: re.Match[str]) -> str:
+        if not (ROOT / DOCS / f"{match[1]}.md").exists():
+            raise ValueError(f"{page.url} cites {match[0]}, which does not exist")
+        return f'<a href="{relpath(match[1], page.url)}/">{match[0]}</a>'
+
+    html_text = EQUATION.sub(mathml, html_text)
+    return CITED.sub(linked, html_text) if page.url.startswith("api/") else html_text
 
 
 def mathml(match: re.Match[str]) -> str:

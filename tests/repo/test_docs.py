@@ -193,10 +193,19 @@ def test_links_between_files_become_links_between_pages(hooks, link, shown):
     assert changed == (link if shown is None else shown)
 
 
+def test_pages_that_the_reference_cites_become_links_or_an_error(hooks):
+    page = SimpleNamespace(url="api/training/")
+    cited = hooks.on_page_content("<code>docs/guide/trained.md</code>", page, None, None)
+    assert cited == '<a href="../../guide/trained/"><code>docs/guide/trained.md</code></a>'
+    with pytest.raises(ValueError, match="cites <code>docs/no.md</code>, which does not exist"):
+        hooks.on_page_content("<code>docs/no.md</code>", page, None, None)
+
+
 def test_equations_become_mathml_or_an_error(hooks):
+    at = SimpleNamespace(url="guide/choose/")
     page = r'<span class="arithmatex">\(\ln q \sim x &lt; 1\)</span>'
-    written = hooks.on_page_content(page, None, None, None)
+    written = hooks.on_page_content(page, at, None, None)
     assert written.startswith("<math") and "<mo>∼</mo>" in written and "mspace" in written
     for latex in r"\nothing x", r"\begin{aligned}a &amp;= b\end{aligned}":
         with pytest.raises(ValueError, match="not understood: "):
-            hooks.on_page_content(rf'<div class="arithmatex">\[{latex}\]</div>', None, None, None)
+            hooks.on_page_content(rf'<div class="arithmatex">\[{latex}\]</div>', at, None, None)
