@@ -143,8 +143,9 @@ def test_the_narrower_network_is_a_network_like_any_other(case, tmp_path):
     )
 
 
-def test_the_lowest_ratios_of_all_layers_go_and_a_layer_keeps_one_unit():
-    _, guide = trained(mlp(nn.ReLU)())
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Sigmoid])  # 0 at 0, and not
+def test_the_lowest_ratios_of_all_layers_go_and_a_layer_keeps_one_unit(activation):
+    _, guide = trained(mlp(activation)())
     moments = {
         name.removeprefix("network."): (guide.loc(name).numpy(), guide.scale(name).numpy())
         for name in guide.site_names
@@ -157,7 +158,7 @@ def test_the_lowest_ratios_of_all_layers_go_and_a_layer_keeps_one_unit():
         for i in range(len(b)):
             incoming = ((w[i] / s[i]) ** 2).sum() + (b[i] / t[i]) ** 2
             outgoing = ((v[:, i] / r[:, i]) ** 2).sum()
-            ratio = np.sqrt(min(incoming, outgoing))
+            ratio = np.sqrt(min(incoming, outgoing) if activation is nn.ReLU else outgoing)
             ratios.append((ratio, units, i))
     ranked = sorted(ratios)
 
@@ -170,29 +171,44 @@ def test_the_lowest_ratios_of_all_layers_go_and_a_layer_keeps_one_unit():
             for b in narrow.loc(f"network.{name}.bias").tolist()
         }
 
+    best = {name: max(r for r in ratios if r[1] == name)[1:] for name in ("fc1", "fc2")}
     for count in (0, 1, 6, 10):
-        expected = {(name, i) for _, name, i in ranked[count:]}
+        expected = {(name, i) for _, name, i in ranked[count:]} | set(best.values())
         assert left(fraction=count / 15) == expected
         assert left(threshold=ranked[count][0] * (1 - 1e-6)) == expected
-    best = {name: max(r for r in ratios if r[1] == name)[1:] for name in ("fc1", "fc2")}
     assert left(fraction=1) == left(threshold=100) == set(best.values())
 
 
-def test_without_fraction_and_threshold_only_dead_units_go_and_predictions_stay():
-    model, guide = trained(mlp(nn.ReLU)())
+@pytest.mark.parametrize(
+    ("activation", "sizes"), [(nn.ReLU, (4, 7, 4, 3)), (nn.Sigmoid, (4, 8, 4, 3))]
+)
+def test_without_fraction_and_threshold_only_dead_units_go_and_predictions_stay(activation, sizes):
+    model, guide = trained(mlp(activation)())
     masks = {name: torch.zeros_like(guide.loc(name), dtype=torch.bool) for name in guide.site_names}
     masks["network.fc1.weight"][[0, 2]] = True
     masks["network.fc1.bias"][0] = True  # unit 0 is 0, unit 2 a constant
     masks["network.fc3.weight"][:, [1, 4, 5]] = True  # three that nobody reads
     pruned = guide.without(masks)
     narrow_model, narrow = bbb.prune(pruned, units=True)
-    assert narrow_model.network.sizes == (4, 7, 4, 3)
+    assert narrow_model.network.sizes == sizes
     x = torch.randn(5, 4).double()
     before, after = bbb.predict_mean(model, pruned, x), bbb.predict_mean(narrow_model, narrow, x)
     torch.testing.assert_close(after.probs, before.probs)
-    assert narrow.unpruned and not narrow.unpruned["network.fc1.weight"][1].any()
+    assert narrow.unpruned and not narrow.unpruned["network.fc1.weight"][sizes[1] - 6].any()
     again, dense = bbb.prune(guide, units=True)
     assert again.network.sizes == (4, 8, 7, 3) and not dense.unpruned
+
+
+def test_channels_without_weights_stay_where_batch_normalisation_makes_them_constants():
+    model, guide = trained(bbb.bayesianize(ConvNet()))
+    names = ("network.conv1.weight", "network.conv1.bias")
+    masks = {name: torch.ones_like(guide.loc(name), dtype=torch.bool) for name in names}
+    pruned, x = guide.without(masks), torch.randn(5, 2, 8, 8).double()
+    narrow_model, narrow = bbb.prune(pruned, units=True, x=x)
+    constants = model.network.norm.eval()(torch.zeros(1, 6, 1, 1).double()) > 0  # after the ReLU
+    assert 0 < len(narrow.loc("network.conv1.bias")) == constants.sum() < 6
+    before, after = bbb.predict_mean(model, pruned, x), bbb.predict_mean(narrow_model, narrow, x)
+    torch.testing.assert_close(after.probs, before.probs)
 
 
 def layers(*widths):

@@ -2,8 +2,9 @@
 r"""Units taken out of their layers, so that the network becomes narrower.
 
 A unit is an output of a linear layer or a channel of a convolution. It is silent without its
-outgoing weights, and without its incoming ones (bias too). The ratio of a unit is the norm of the
-signal-to-noise ratios of these or of those, whichever is lower:
+outgoing weights; also without its incoming ones (bias too), if what follows turns 0 into 0, as ReLU
+and tanh do, and sigmoid and batch normalisation do not. The ratio of a unit is the norm of the
+signal-to-noise ratios of the weights that silence it, the lower one of two:
 
 $$r = \min_{W \in \{\text{in},\, \text{out}\}}
   \sqrt{\textstyle\sum_{j \in W} \mu_j^2 / \sigma_j^2}$$
@@ -66,7 +67,8 @@ def remove_units(guide: Any, fraction: float | None, threshold: float | None, x:
     sources, total = _numbered(model, layers)
     with _explained("units=True needs a network whose layers have the batch as first dimension"):
         reached, free = _reached(run, rows, layers, sources, total)
-    goes = _chosen(guide, layers, sources, reached, free, fraction, threshold)
+    loud = _loud(run, rows, reached, free)
+    goes = _chosen(guide, layers, sources, reached, free, loud, fraction, threshold)
     removed = {layer: units[goes].any(0) for layer, units in reached.items()}
     with _zero_inputs(removed):
         expected = run(rows)
@@ -311,6 +313,27 @@ def _reached(
     return reached, read & ~mixed & (numbers >= units)
 
 
+def _loud(run: Run, rows: Any, reached: Mapping[nn.Module, Tensor], free: Tensor) -> Tensor:
+    """Return which free sources are read as other numbers than 0 when each of them is 0."""
+    loud = torch.zeros_like(free)
+    read = [layer for layer in reached if not isinstance(layer, _PER_CHANNEL)]
+
+    def listen(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        for t in tree_leaves((args, kwargs)):
+            if isinstance(t, Tensor):
+                inputs = _features(t != 0, layer, 1)[0].flatten(1).any(1)
+                loud.logical_or_((reached[layer] & inputs).any(1))
+
+    with ExitStack() as hooks:
+        for layer in read:
+            pre_hook = layer.register_forward_pre_hook(listen, with_kwargs=True)
+            hooks.callback(pre_hook.remove)
+            hook = layer.register_forward_hook(lambda m, args, out: torch.zeros_like(out))
+            hooks.callback(hook.remove)
+        run(rows)
+    return loud & free
+
+
 # --- which units go ---
 
 
@@ -320,6 +343,7 @@ def _chosen(
     sources: dict[Any, slice],
     reached: dict[nn.Module, Tensor],
     free: Tensor,
+    loud: Tensor,
     fraction: float | None,
     threshold: float | None,
 ) -> Tensor:
@@ -339,6 +363,7 @@ def _chosen(
             if of_inputs is not None:
                 read, unit = units.any(0), units.byte().argmax(0)  # of each input
                 outgoing.index_add_(0, unit[read], _sums(both, of_inputs)[read])
+    incoming[loud] = torch.inf  # removal of these weights leaves a constant
     ratios = sums[..., 0].amin(0).sqrt()
     goes = free & (sums[..., 1] == 0).any(0)
     candidates = (free & ratios.isfinite()).nonzero().flatten()

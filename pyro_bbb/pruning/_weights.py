@@ -94,9 +94,10 @@ def prune(
 
     With ``units=True`` the network becomes narrower. A unit is an output of a linear layer or a
     channel of a convolution. Its ratio is $\sqrt{\sum\mu^2 / \sigma^2}$ over its incoming weights
-    and bias, or over its outgoing weights, whichever is lower. Units that have no incoming or no
-    outgoing weights left always go; without ``fraction`` and ``threshold`` no others do. A unit
-    stays if a later layer reads it together with others (residual sums, layer normalisation,
+    and bias, or over its outgoing weights, whichever is lower; over the outgoing ones alone where a
+    unit of 0 is read as another number, after a sigmoid or batch normalisation. Units that have no
+    weights of such a kind left always go; without ``fraction`` and ``threshold`` no others do. A
+    unit stays if a later layer reads it together with others (residual sums, layer normalisation,
     attention), if it is an output of the network, or as the last one of its layer. Priors are those
     of the narrower layers: `priors.FanInNormal` widens.
 
