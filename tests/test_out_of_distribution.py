@@ -155,7 +155,7 @@ def test_targets_without_classes_are_one_class():
     sigma, _ = sklearn_ledoit_wolf((x - x.mean(0)).numpy(), assume_centered=True)
     expected = multivariate_normal(x.mean(0).numpy(), sigma).logpdf(new.numpy())
     np.testing.assert_allclose(detector.score_samples(new).numpy(), expected, rtol=1e-9)
-    for score in OF_CLASSES:
+    for score in (*OF_CLASSES, "relative_mahalanobis"):
         with pytest.raises(ValueError, match="without classes"):
             bbb.ood(network, None, (x, x[:, :1]), score=score)
 
@@ -233,6 +233,10 @@ def test_what_cannot_be_fitted_is_an_error():
         bbb.ood(head(), None, (x.masked_fill((y == 1)[:, None], 0.0), y), score="ddu")
     with pytest.raises(ValueError, match=r"x of shape \[7, 4\] does not fit the network"):
         bbb.ood(head(), None, (x, y)).score_samples(x[:7, :4])
+    with pytest.raises(ValueError, match="train must have two classes or more"):
+        bbb.ood(head(), None, (x, torch.full_like(y, 3)), score="relative_mahalanobis")
+    with pytest.raises(ValueError, match="layer must be a path, .* without linear layers"):
+        bbb.ood(nn.Tanh(), None, (x, y))
     far = x.index_fill(0, torch.tensor(2), 1.7e308)
     network = head()
     nn.init.ones_(network.weight)
@@ -260,3 +264,7 @@ def test_a_saved_detector_is_of_one_network(tmp_path):
     for folder, network in (("detector", other), ("model", head())):
         with pytest.raises(bbb.LoadError):
             bbb.Detector.load(tmp_path / folder, network)
+    bbb.ood(*bayesian(), classes()).save(tmp_path / "detector")  # a model without parameters
+    wider = bbb.BayesianModel(bbb.BayesianMLP([5, 99, 3]), bbb.likelihoods.Categorical(), 600)
+    with pytest.raises(bbb.LoadError, match="must have the weights of the saved detector's"):
+        bbb.Detector.load(tmp_path / "detector", wider)

@@ -187,6 +187,8 @@ def _write(folder: Path, network: nn.Module) -> None:
     if inside := [x for x in [*adapted, *trained] for y in trained if x.startswith(f"{y}.")]:
         raise ValueError(f"model must have no adapters in trained modules, got {inside[0]!r}")
     forms = {(layer.lora_scale, layer.lora_B.shape[1]) for layer in adapted.values()}
+    if not forms:
+        raise ValueError("model must have adapters, by bbb.adapt or bbb.peft.load, got none")
     if len(forms) != 1:
         raise ValueError(f"model must have adapters of one alpha / rank and rank, got {[*forms]}")
     scale, rank = forms.pop()
@@ -244,7 +246,8 @@ def training_free(
     far it may fall.)
 
     B and the guide's means are rotated in place, which changes no output of the mean network, and
-    the guide's scales of adapters are set. Other latents keep theirs.
+    the guide's scales of adapters are set. Other latents keep theirs. Other guides of the model
+    have means for the B before, and no longer fit it: keep a ``copy.deepcopy`` of the model.
 
     Args:
         model: a model of a network from `load`, or from `adapt` after training, of adapters whose A
@@ -263,9 +266,9 @@ def training_free(
 
     Raises:
         TypeError: an argument is of another kind.
-        ValueError: the network has no adapters, untrained ones, or ones with a random B; the loss
-            stays within the tolerance at every $\sigma$ (the posterior is of the smallest then); or
-            a number is out of range.
+        ValueError: the network has no adapters, untrained ones, or ones with a random B; the guide
+            is pruned; the loss stays within the tolerance at every $\sigma$ (the posterior is of
+            the smallest then); or a number is out of range.
     """
     kind("model", model, BayesianModel)
     kind("guide", guide, AutoSoftplusNormal)
@@ -283,6 +286,10 @@ def training_free(
             scale = 2**log_sigma * std
             rho.copy_(scale + (-(-scale).expm1()).log())  # ln(e^scale - 1)
 
+    if guide.unpruned:
+        raise ValueError(
+            "guide must not be pruned, as all of A gets noise: call training_free, then prune"
+        )
     loss()  # raises errors before anything changes
     stds = [_isotropic(*factors) for factors in list(_random_a(model.network, guide))]
     low, high = _LOG_STDS
@@ -304,7 +311,7 @@ def _random_a(network: Any, guide: AutoSoftplusNormal) -> Iterator[tuple[Any, Te
     """Yield each layer with adapters, with B, and the mean and rho of A."""
     layers = [(path, x) for path, x in network.named_modules() if isinstance(x, Adapted)]
     if not layers:
-        raise ValueError("model must have adapters, as of bbb.peft.load, but has none")
+        raise ValueError("model must have adapters, by bbb.adapt or bbb.peft.load, got none")
     for path, layer in layers:
         for weight in layer.adapted(layer):
             prefix = f"{weight.removesuffix('weight')}lora_"

@@ -146,6 +146,7 @@ _OF_FEATURES: dict[str, tuple[Callable[..., Fitted], Callable[..., Tensor]]] = {
     "ddu": (_fit_gaussians, _ddu),
     "knn": (_fit_knn, _knn),
 }
+_WITHOUT_CLASSES = ["mahalanobis", "ddu", "knn"]
 _OF_OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "energy": lambda f: f.logsumexp(1),
     "max_logit": lambda f: f.amax(1),
@@ -208,9 +209,11 @@ def ood(
     probability("fraction", fraction)
     x, y = as_tensors(train, missing=True)
     labels = _labels(model, y)
-    if labels is None and score not in _OF_FEATURES:
-        raise ValueError(f"score must be one of {list(_OF_FEATURES)} without classes, got {score}")
+    if labels is None and score not in _WITHOUT_CLASSES:
+        raise ValueError(f"score must be one of {_WITHOUT_CLASSES} without classes, got {score}")
     labels = torch.zeros(len(x), dtype=torch.long) if labels is None else labels
+    if score == "relative_mahalanobis" and not labels.any():  # it is 0 everywhere
+        raise ValueError(f"train must have two classes or more for score {score!r}, got one")
     held_out = probability("held_out", held_out)
     (x, labels), (x_held, _) = split(x, labels, fraction=held_out, seed=seed)
     exact = Fraction(repr(float(fraction)))  # the decimal number that was written
@@ -315,7 +318,8 @@ class Detector:
 
         Raises:
             FileNotFoundError: there is no such folder.
-            LoadError: a file is damaged, or of something else; or the model has other parameters.
+            LoadError: a file is damaged, or of something else; or the model has other parameters,
+                or random weights of other names or shapes.
         """
         kind("model", model, nn.Module)
         spec, tensors = read(as_path(path), "detector")
@@ -329,6 +333,9 @@ class Detector:
             state = {name: decode(value, tensors) for name, value in spec.items()}
             require_form(state, _STATE)
             one_of("score", state["score"], SCORES)
+            shapes = model.latent_shapes() if isinstance(model, BayesianModel) else {}
+            if any(shapes.get(name) != values.shape[1:] for name, values in state["draws"].items()):
+                raise LoadError("model must have the weights of the saved detector's, got others")
             return cls(model, **state)
 
     def _runs(self, x: Any, batch_size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -390,7 +397,12 @@ class Detector:
 def _layers(network: nn.Module, layer: str | list[str] | None) -> list[nn.Module]:
     """Return the layers of these paths, or all linear layers."""
     if layer is None:
-        return [m for m in network.modules() if isinstance(m, nn.Linear)]
+        linear: list[nn.Module] = [m for m in network.modules() if isinstance(m, nn.Linear)]
+        if not linear:
+            raise ValueError(
+                "layer must be a path, '' of the input, for a network without linear layers"
+            )
+        return linear
     names = dict(network.named_modules())
     paths = layer if isinstance(layer, list) else [layer]
     if not paths or not all(path in names for path in paths):

@@ -279,5 +279,8 @@ def test_training_free_at_directions_without_effect():
 )
 def test_training_free_refuses_other_adapters(random, message):
     model, guide = in_model(bbb.adapt(mixed(), 2, where="inner", random=random))
+    data = (TOKENS, torch.arange(6) % 3)
     with pytest.raises(ValueError, match=message):
-        bbb.peft.training_free(model, guide, (TOKENS, torch.arange(6) % 3))
+        bbb.peft.training_free(model, guide, data)
+    with pytest.raises(ValueError, match="guide must not be pruned"):
+        bbb.peft.training_free(model, bbb.prune(guide, 0.5), data)
