@@ -275,7 +275,7 @@ def test_an_operation_that_shares_its_weight_says_so_once(name):
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_a_guide_that_is_not_diagonal_says_so(name):
     model, guide = make(bbb.BayesianMLP([64, 2, 10]), guide=AutoMultivariateNormal)
-    with CONTEXTS[name](), pytest.warns(UserWarning, match="no elementwise Normal"):
+    with CONTEXTS[name](), pytest.warns(UserWarning, match="is not an elementwise Normal"):
         Trace_ELBO().loss(model, guide, *digits(), 1.0)
 
 

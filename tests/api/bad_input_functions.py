@@ -1219,7 +1219,7 @@ FILES = [
             **of_adapters(),
             "data": (X, bbb.predict_mean(**of_adapters(), x=X).label),
             "tolerance": 0.01,
-            "num_samples": 2,
+            "num_samples": 20,
             "batch_size": 2,
             "seed": 0,
         },
