@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks without some of their units: which ones go, and the predictions of what is left."""
 
+import copy
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -228,6 +230,29 @@ class Tied(nn.Module):
         for layer in (self.a, self.b, self.c, self.d, self.d, self.e):
             x = torch.tanh(layer(x))
         return self.top(x)
+
+
+@pytest.mark.parametrize("prior", ["normal", "horseshoe", "learned_normal", "normal_jeffreys"])
+@pytest.mark.parametrize("where", ["*", "conv2"])
+def test_a_narrow_network_of_an_own_class_loads_into_one_as_wide_as_before(where, prior, tmp_path):
+    wide = bbb.bayesianize(ConvNet(), prior=prior, where=where)
+    _, guide = trained(copy.deepcopy(wide))
+    x = torch.randn(5, 2, 8, 8).double()
+    model, guide = bbb.prune(guide, 0.5, units=True, x=x)
+    for compressed in (False, True):
+        bbb.save(tmp_path / "narrow", model, guide, compressed=compressed)
+        loaded = bbb.load(tmp_path / "narrow", network=wide)
+        bbb.save(tmp_path / "narrow", *loaded)
+        loaded = bbb.load(tmp_path / "narrow", network=wide)
+        assert loaded.model.latent_shapes() == model.latent_shapes()
+        expected, probs = (
+            bbb.predict(*of, x, num_samples=9, seed=0).probs for of in ((model, guide), loaded)
+        )
+        torch.testing.assert_close(probs, expected, rtol=0, atol=0.1 * compressed)
+    bbb.fit(*loaded, (x.repeat(2, 1, 1, 1)[:6], torch.arange(6) % 3), epochs=1, progress=False)
+    assert wide.conv2.out_channels == 5
+    with pytest.raises(bbb.LoadError, match="pass a network of the saved layers"):
+        bbb.load(tmp_path / "narrow", network=bbb.bayesianize(Residual(), prior=prior))
 
 
 STAYING = {  # networks, inputs, and the layers whose number of outputs falls

@@ -35,6 +35,7 @@ from pyro_bbb.persistence.archive import Json, read, write
 from pyro_bbb.persistence.json_codec import CannotDescribe
 from pyro_bbb.persistence.quantization import dequantize, quantize
 from pyro_bbb.persistence.state import State, add_base, cpu_copy, is_adapted, take_base
+from pyro_bbb.pruning._units import fit_widths
 
 Record = dict[str, Any]
 _FORM_OF_GUIDE = {
@@ -154,6 +155,7 @@ def load(
         path: the folder.
         network: a network of the saved architecture, where that is of your own class or has
             adapters. It is copied, with its priors; frozen weights of an adapted one are shared.
+            Layers from which `prune` took units may be as wide as before.
         likelihood: a likelihood of the saved kind, where that is of your own class. It is copied.
         device: device of the tensors; by default the CPU.
         dtype: float type of all parameters; by default as saved.
@@ -212,6 +214,8 @@ def _content(
             described[name] = {"parts": describe(getattr(model, name), name, state.tensors)}
         except CannotDescribe as error:
             described[name] = {"unknown": str(error)}
+    if hasattr(model.network, "_pyro_bbb_narrowed"):
+        described["network"]["narrowed"] = True
     state.add(model, "model.")
     _add_posterior(guide, state, "guide.")
     if adapted:
@@ -245,6 +249,9 @@ def _load(spec: dict[str, Json], tensors: dict[str, Tensor], given: dict[str, An
             path, _, leaf = name.removeprefix("model.").rpartition(".")
             shared = attrgetter(first.removeprefix("model."))(model)
             setattr(model.get_submodule(path), leaf, shared)
+    if given["network"] is not None and spec["network"].get("narrowed"):  # by prune(units=True)
+        of_model = {k.removeprefix("model."): x.shape for k, x in tensors.items()}
+        fit_widths(model, of_model | spec["sites"])
     _require_same("random weight", spec["sites"], _lists(model.latent_shapes()))
     for name in [x for x in tensors if x.startswith(_INITIAL)]:  # not in torch's state dict
         path, _, leaf = name.removeprefix(_INITIAL).rpartition(".")
@@ -268,8 +275,8 @@ def _require_same(what: str, saved: dict[str, Any], present: dict[str, Any]) -> 
     for name in saved | present:
         if saved.get(name) != present.get(name):
             raise LoadError(
-                f"{what} {name} has shape {saved.get(name)}, the network expects "
-                f"{present.get(name)} (None is no {what})"
+                f"{what} {name} has shape {saved.get(name, 'none')}, the network expects "
+                f"{present.get(name, 'none')}: pass a network of the saved layers"
             )
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -84,6 +84,7 @@ def remove_units(guide: Any, fraction: float | None, threshold: float | None, x:
         for before, after in zip(expected, outputs, strict=True):
             tolerance = before.abs().max() * torch.finfo(before.dtype).eps ** 0.5
             torch.testing.assert_close(after, before, rtol=0, atol=tolerance, equal_nan=True)
+    model.network._pyro_bbb_narrowed = True
     return model, guide
 
 
@@ -418,12 +419,39 @@ def _narrow(layer: Any, path: str, outputs: Tensor, inputs: Tensor) -> dict[str,
     return takes
 
 
+def fit_widths(model: Any, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Narrow the layers of a model in place to the shapes of their tensors, by name.
+
+    Layers that state a prior for each weight stay as they are.
+    """
+    model.network._pyro_bbb_narrowed = True
+
+    def stated(layer: Any, name: str, site: Any) -> bool:
+        shape = getattr(site, "shape", None)  # of sites that this library declares
+        return not isinstance(shape, Size) or _of_each_weight(layer.prior.for_weight(name), shape)
+
+    for path, layer in model.named_modules():
+        widths, sites = _widths(layer), vars(layer).get("_pyro_samples", {})
+        if widths is None or getattr(layer, "groups", 1) > 1:
+            continue
+        if any(stated(layer, name, sites[name]) for name in _own(layer) & sites.keys()):
+            continue
+        goes = []
+        for side, attribute in enumerate(widths):
+            axes = {f"{path}.{name}": axes[side] for name, axes in _axes(layer).items()}
+            sizes = [shapes[k][i] for k, i in axes.items() if i is not None and k in shapes]
+            width = getattr(layer, attribute) if attribute else 0
+            goes.append(torch.arange(width) >= min(sizes, default=width))
+        if torch.cat(goes).any():
+            _narrow(layer, path, *goes)
+
+
 def _narrow_site(layer: Any, name: str, kept: Kept) -> dict[str, Take]:
     """Narrow a random weight in place, and its prior; see `_narrow`."""
     site, prior = layer._pyro_samples[name], layer.prior.for_weight(name)
     before = site.shape
     site.shape = Size(len(kept[i]) if i in kept else n for i, n in enumerate(before))
-    if getattr(getattr(prior, "distribution", None), "batch_shape", None) == before:
+    if _of_each_weight(prior, before):
         prior.distribution = _narrow_normal(prior.distribution, name, kept)
     parts = [key for key in parts_of_prior(layer) if key.startswith(f"{name}_prior_")]
     values = {key: layer._parameters[key] for key in parts if key in layer._parameters}
@@ -434,6 +462,10 @@ def _narrow_site(layer: Any, name: str, kept: Kept) -> dict[str, Take]:
     groups = {0: kept[1]} if getattr(prior, "per", "") == "input" and 1 in kept else kept
     latents = {key: partial(_take, kept=groups) for key in parts if key not in values}
     return {name: partial(_take, kept=kept), **latents}
+
+
+def _of_each_weight(prior: Any, shape: Size) -> bool:
+    return getattr(getattr(prior, "distribution", None), "batch_shape", None) == shape
 
 
 def _narrow_normal(prior: Any, name: str, kept: Kept) -> Any:

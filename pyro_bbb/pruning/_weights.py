@@ -119,8 +119,8 @@ def prune(
 
     Raises:
         ValueError: the fraction is outside [0, 1], the threshold negative, both are given, or
-            neither without ``units=True``; the network has no units that can be removed, its
-            forward pass states their number, or ``x`` is missing.
+            neither, or ``x``, without ``units=True``; the network has no units that can be removed,
+            its forward pass states their number, or ``x`` is missing.
         TypeError: the guide has no posterior mean and scale per weight.
     """
     if fraction is not None and threshold is not None or not units and fraction is threshold:
@@ -130,6 +130,9 @@ def prune(
         fraction = checks.fraction("fraction", fraction)
     if threshold is not None:
         threshold = checks.at_least_zero("threshold", threshold)
+    checks.kind("units", units, bool)
+    if x is not None and not units:
+        raise ValueError("x must be None without units=True: single weights need no inputs")
     ratios = signal_to_noise(guide)
     if units:
         return remove_units(guide, fraction, threshold, x)

@@ -610,6 +610,8 @@ AFTER = [
         ("fraction", True, "fraction must be a number, got True"),
         ("fraction", None, "either fraction or threshold, got fraction=None"),
         ("threshold", 0.2, "either fraction or threshold, got fraction=0.5 and threshold=0.2"),
+        ("units", "all", "units must be a bool, got str"),
+        ("x", X, "x must be None without units=True"),
         *NO_MEANS,
         fine=[
             {"fraction": 1.0},

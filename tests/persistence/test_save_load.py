@@ -360,10 +360,10 @@ def test_a_network_of_ones_own_class_is_given(tmp_path):
     [
         (
             Own(hidden=5),
-            r"random weight network.first.weight has shape \[4, 3\], .* expects \[5, 3\]",
+            r"network.first.weight has shape \[4, 3\], .* expects \[5, 3\]: pass a network",
         ),
-        (mlp(), r"random weight network.first.weight has shape \[4, 3\], .* expects None"),
-        (PyroModule[nn.Sequential](Own()), "network.first.weight has shape .* expects None"),
+        (mlp(), r"random weight network.first.weight has shape \[4, 3\], .* expects none"),
+        (PyroModule[nn.Sequential](Own()), "network.first.weight has shape .* expects none"),
         (Own(prior=priors.LearnedScaleMixture()), "tensor model.network.first.prior.logit is not"),
     ],
 )
