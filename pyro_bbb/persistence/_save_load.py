@@ -35,7 +35,7 @@ from pyro_bbb.persistence.archive import Json, read, write
 from pyro_bbb.persistence.json_codec import CannotDescribe
 from pyro_bbb.persistence.quantization import dequantize, quantize
 from pyro_bbb.persistence.state import State, add_base, cpu_copy, is_adapted, take_base
-from pyro_bbb.pruning._units import fit_widths
+from pyro_bbb.pruning import fit_widths
 
 Record = dict[str, Any]
 _FORM_OF_GUIDE = {

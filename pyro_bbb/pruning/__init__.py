@@ -6,6 +6,7 @@
 Imports the packages up to `latents`.
 """
 
+from pyro_bbb.pruning._units import fit_widths as fit_widths
 from pyro_bbb.pruning._weights import PrunableGuide, keeping, prune, signal_to_noise
 
 __all__ = ["PrunableGuide", "keeping", "prune", "signal_to_noise"]
