@@ -179,6 +179,10 @@ def test_detectors_have_an_auroc_each(images, of_images):
             partial(bbb.predict, *of_images, **DRAWS), (x, y), ood=noise, detectors=detectors
         )
     )
+    with pytest.raises(ValueError, match=r"different scores, got \['knn', 'knn'\]"):
+        bbb.evaluate(*of_images, (x, y), ood=noise, detectors=[detectors[0]] * 2)
+    with pytest.raises(ValueError, match="detectors must be left out without ood"):
+        bbb.evaluate(*of_images, (x, y), detectors=detectors)
 
 
 def test_a_comparison_has_a_column_for_each_model(images, of_images):

@@ -166,6 +166,15 @@ class Evaluation(_Printed):
 
         The data and errors are those of `evaluate`.
         """
+        if not isinstance(detectors, Iterable):
+            got = type(detectors).__name__
+            raise TypeError(f"detectors must be a list of Detectors, got {got}: write [detector]")
+        fitted = [kind("detectors", detector, Detector) for detector in detectors]
+        if fitted and ood is None:
+            raise ValueError("detectors must be left out without ood, the inputs to detect")
+        if len({detector.score for detector in fitted}) < len(fitted):
+            got = [detector.score for detector in fitted]
+            raise ValueError(f"detectors must be of different scores, got {got}")
         prediction, y = _predicted(predict_fn, test)
         scores, predictions = {TEST: test_scores(prediction, y)}, {TEST: prediction}
         shifted = {} if shift is None else kind("shift", shift, Mapping)
@@ -182,8 +191,8 @@ class Evaluation(_Printed):
         for name, x in outside.items():
             predictions[name] = call_predict(predict_fn, x)
             scores[name] = ood_scores(predictions[name], prediction)
-        for detector in detectors if outside else ():
-            inside = -kind("detectors", detector, Detector).score_samples(as_tensors(test)[0])
+        for detector in fitted:
+            inside = -detector.score_samples(as_tensors(test)[0])
             for name, x in outside.items():
                 auroc = metrics.auroc(-detector.score_samples(x), inside)
                 scores[name][f"auroc_{detector.score}"] = auroc

@@ -206,6 +206,8 @@ def ood(
     """
     kind("model", model, nn.Module)
     one_of("score", score, SCORES)
+    if not isinstance(layer, str | Sequence | None):
+        raise TypeError(f"layer must be a path, several paths or None, got {layer!r}")
     probability("fraction", fraction)
     x, y = as_tensors(train, missing=True)
     labels = _labels(model, y)
