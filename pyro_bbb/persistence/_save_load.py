@@ -109,10 +109,10 @@ def save(
             a sampler, whose draws are saved in float32 (fewer of them by `Chains.thin`).
         metadata: further content of JSON's types, such as `History.as_dict` or scores.
         compressed: deflate the tensors, and round what an `AutoSoftplusNormal`, or an ensemble of
-            them, has: means by at most half a standard deviation, which costs 1/24 nat a weight on
-            average, and standard deviations by at most 3.2 %. Only the weights left of a pruned
-            guide take room. All other tensors stay exact. The weights that a network had
-            before `bayesianize` are left out.
+            them, has: standard deviations by at most 3.2 %, and means by at most half of these,
+            which costs 1/24 nat a weight on average. Only the weights left of a pruned guide take
+            room. All other tensors stay exact. The weights that a network had before `bayesianize`
+            are left out.
 
     Raises:
         TypeError: an argument is of another kind, or metadata has no form in JSON.
