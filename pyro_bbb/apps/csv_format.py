@@ -253,7 +253,7 @@ def _typed(
         return numbers
     present, swapped = text.count(), odd & _numbers(text, _OTHER[decimal]).is_not_null()
     few = kind == "target" or swapped.any() or odd.sum() <= max(1, _SLIPS * present)
-    first = str(raw.filter(odd).first())
+    first = next(iter(raw.filter(odd)), "")
     if kind == "number" or (few and numbers.count() + swapped.sum() >= present / 2):
         label = "--task classification" if kind == "target" else f"--keep {quote(raw.name)}"
         further = f" (and {odd.sum() - 1} more)" if odd.sum() > 1 else ""
