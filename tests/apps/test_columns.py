@@ -241,7 +241,7 @@ def test_labels_are_read_as_in_training(capsys, tmp_path, labels):
     code, _, errors = run(capsys, "evaluate", tmp_path / "m", new)
     assert code == 0, errors
     predict(capsys, new)
-    predicted = set(pl.read_csv(tmp_path / "p.csv", infer_schema=False)["prediction"])
+    predicted = set(pl.read_csv(tmp_path / "p.csv", infer_schema_length=0)["prediction"])
     assert {label.lower() for label in predicted} <= {label.lower() for label in labels}
 
 
