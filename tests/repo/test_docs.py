@@ -44,6 +44,7 @@ def test_the_site_builds_and_asks_no_other_host(tmp_path):
     pages = [path.read_text("utf-8") for path in tmp_path.rglob("*.html")]
     assert len(pages) > 60
     assert not [match for page in pages for match in FOREIGN.findall(page)]
+    assert not [page for page in pages if "<p>| " in page], "rows of a table without a head"
     assert FOREIGN.search('<script async src="https://host/x.js">')
 
 
