@@ -31,7 +31,7 @@ from _helpers.images import images, train_and_validation
 from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names, chosen
 from _helpers.scores import scores
 from _helpers.tables import Table, at, table
-from _helpers.training import he, named, predict_plain, train_plain
+from _helpers.training import he, named, predict_plain, prune_to, train_plain
 from matplotlib import pyplot as plt
 from pyro.distributions import Normal
 from torch import Tensor, nn
@@ -187,9 +187,7 @@ def by_posterior(
                 before = left
             else:
                 left = first + (size(start) / problem.factor - first) * share
-                weights = sum(guide.loc(name).numel() for name in guide.weight_names)
-                guide = bbb.prune(guide, max(0.0, 1 - left / weights))
-                model, guide = bbb.prune(guide, units=True, x=data[0][:1])  # without weights
+                model, guide = prune_to(guide, left, data[0])
             state = fit(1)
             if is_scored and by_units == method.units:
                 yield state

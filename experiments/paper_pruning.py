@@ -25,6 +25,7 @@ import tyro
 from _helpers.paper import DROPOUT, MIXTURE, Preset, Scores, Sets, Trained, error, recipe_of, train
 from _helpers.run import DataSettings, Run, SeveralSeeds, check_names
 from _helpers.tables import Summary, Table, at, shown
+from _helpers.training import prune_to
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
@@ -67,7 +68,7 @@ def posterior(config: Config, sets: Sets, seed: int) -> Trained:
 
 
 def once(config: Config, sets: Sets, seed: int) -> Iterator[Trained]:
-    """Prune a trained posterior, to each fraction anew."""
+    """Prune a trained posterior to each fraction."""
     trained = posterior(config, sets, seed)
     for fraction in FRACTIONS:
         yield replace(trained, guide=bbb.prune(trained.guide, fraction))
@@ -109,11 +110,10 @@ def gradually(config: Config, sets: Sets, seed: int) -> Iterator[Trained]:
     bayesian = bbb.bayesianize(network, "log_uniform")
     model = bbb.BayesianModel(bayesian, bbb.likelihoods.Categorical(), num_data=len(x))
     guide = bbb.AutoSoftplusNormal(model.to(x.device), init_rho=-5.0).to(x.device)
-    total, done, epochs = count(guide), 0, sum(GRADUAL.values())
+    total, done, epochs = weights_left(guide), 0, sum(GRADUAL.values())
     for step, (removed, repetitions) in enumerate(GRADUAL.items()):
         left = 1 - removed
-        guide = bbb.prune(guide, max(0.0, 1 - left * total / count(guide)))
-        model, guide = bbb.prune(guide, units=True, x=x[:1])  # those without weights
+        model, guide = prune_to(guide, left * total, x)
         of_inputs, *of_units = (m for m in model.modules() if isinstance(m, nn.Dropout))
         of_inputs.p = 0.2 * left**0.25
         for layer in of_units:
@@ -150,9 +150,9 @@ def slow_means(parameters: list[Tensor], lr: float, guide: bbb.AutoSoftplusNorma
     return torch.optim.Adam(groups, lr=lr, fused=True)
 
 
-def count(guide: bbb.AutoSoftplusNormal) -> int:
-    """Return the number of weights."""
-    return sum(guide.loc(name).numel() for name in guide.weight_names)
+def weights_left(guide: bbb.AutoSoftplusNormal) -> int:
+    """Return the number of weights that are not removed, whose standard deviation is not 0."""
+    return sum(int(guide.scale(name).count_nonzero()) for name in guide.weight_names)
 
 
 Way: TypeAlias = Callable[[Config, Sets, int], Iterator[Trained]]
@@ -163,11 +163,11 @@ WAYS: dict[str, tuple[str, Way]] = {
 }
 
 
-def one(config: Config, sets: Sets, way: Way, seed: int) -> Scores:
+def one(config: Config, sets: Sets, name: str, seed: int) -> Scores:
     """Errors by the fraction that is removed."""
-    figures: Scores = {}
+    (_, way), figures = WAYS[name], Scores()
     for fraction, trained in zip(FRACTIONS, way(config, sets, seed), strict=True):
-        figures[str(fraction)] = {"weights": left(trained)}
+        figures[str(fraction)] = {"weights": weights_left(trained.guide)}
         for name, (x, y) in (("", sets.test), ("validation_", sets.validation)):
             answer = trained.ensemble(x, config.draws, seed)
             figures[str(fraction)] |= {
@@ -175,11 +175,6 @@ def one(config: Config, sets: Sets, way: Way, seed: int) -> Scores:
                 f"{name}ensemble_error": error(answer, y),
             }
     return figures
-
-
-def left(trained: Trained) -> int:
-    """Return the number of weights that are not removed, whose standard deviation is not 0."""
-    return sum(int(trained.guide.scale(n).count_nonzero()) for n in trained.guide.weight_names)
 
 
 def errors_table(summaries: dict[str, Summary]) -> Table:
@@ -202,14 +197,10 @@ def main(config: Config) -> dict[str, Any]:
     if config.smoke or config.posterior is not None:
         config = replace(config, seeds=1)
     check_names("--ways", config.ways, WAYS)
-    run, sets = (
-        Run(config, free=("ways",)),
-        Sets.load(config.data_root, config.device, config.smoke),
-    )
-    summaries: dict[str, Summary] = {}
-    for name in config.ways:
-        title, way = WAYS[name]
-        summaries[title] = run.repeat(partial(one, config, sets, way), name)
+    run = Run(config, free=("ways",))
+    sets = Sets.load(config.data_root, config.device, config.smoke)
+    found = run.compare(partial(one, config, sets), WAYS, config.ways)
+    summaries = {WAYS[name][0]: summary for name, summary in found.items()}
     lines = {
         title: (FRACTIONS, [summary["mean"][str(fraction)]["error"] for fraction in FRACTIONS])
         for title, summary in summaries.items()

@@ -156,3 +156,10 @@ def normal_means(scale: float) -> Callable[[dict[str, Any]], Tensor]:
 def uniform_means(bound: float) -> Callable[[dict[str, Any]], Tensor]:
     """Make the ``init_loc`` of a guide whose initial means are uniform in [-bound, bound]."""
     return lambda site: torch.empty_like(site["value"]).uniform_(-bound, bound)
+
+
+def prune_to(guide: bbb.AutoSoftplusNormal, left: float, x: Tensor) -> tuple[Any, Any]:
+    """Return a narrower model and its guide: ``left`` weights are left, and no unit without any."""
+    weights = sum(guide.loc(name).numel() for name in guide.weight_names)
+    pruned = bbb.prune(guide, max(0.0, 1 - left / weights))
+    return bbb.prune(pruned, units=True, x=x[:1])

@@ -161,7 +161,7 @@ def test_weights_go_gradually_and_the_others_learn(paper, pruning, sets):
     rates = []
     for fraction, trained in zip(pruning.FRACTIONS, states, strict=True):
         most = (1 - fraction) * total + 1  # units that nothing reads take weights with them
-        assert most / 3 < pruning.left(trained) <= most
+        assert most / 3 < pruning.weights_left(trained.guide) <= most
         assert len(trained.guide.loc("network.fc1.weight")) <= 24
         rates.append([m.p for m in trained.model.modules() if isinstance(m, nn.Dropout)])
         gone(trained.guide)
@@ -173,7 +173,7 @@ def test_a_posterior_loses_weights_at_once(paper, pruning, sets, tmp_path):
     trained = paper.train(recipe, 10, 0, sets, progress=False)
     bbb.save(tmp_path / "posterior", trained.model, trained.guide)
     config = pruning.Config(posterior=tmp_path / "posterior", draws=2)
-    figures = pruning.one(config, sets, pruning.once, 0)
+    figures = pruning.one(config, sets, "once", 0)
     before = gone(trained.guide)
     assert not before.any()
     for fraction, scores in figures.items():
