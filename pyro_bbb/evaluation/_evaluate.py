@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from torch import Tensor
@@ -183,16 +183,17 @@ class Evaluation(_Printed):
         if len({TEST, *shifted, *outside}) <= len(names := [*shifted, *outside]):
             expected = "ood and shift must have different names, and none 'test'"
             raise ValueError(f"{expected}, got {names}")
+        test_tensors = cache(partial(as_tensors, test))  # a dataset is read once
         for name, data in shifted.items():
             if isinstance(data, int):  # the severity of a corruption
-                x, targets = as_tensors(test)
+                x, targets = test_tensors()
                 data = corrupt(x, name, data), targets
             scores[name] = test_scores(*_predicted(predict_fn, data))
         for name, x in outside.items():
             predictions[name] = call_predict(predict_fn, x)
             scores[name] = ood_scores(predictions[name], prediction)
         for detector in fitted:
-            inside = -detector.score_samples(as_tensors(test)[0])
+            inside = -detector.score_samples(test_tensors()[0])
             for name, x in outside.items():
                 auroc = metrics.auroc(-detector.score_samples(x), inside)
                 scores[name][f"auroc_{detector.score}"] = auroc
