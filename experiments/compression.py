@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import torch
 import tyro
 from _helpers.images import images, train_and_validation
-from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names, chosen
+from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names
 from _helpers.scores import scores
 from _helpers.tables import Table, at, table
 from _helpers.training import he, named, predict_plain, prune_to, train_plain
@@ -313,9 +313,9 @@ def started(config: Config, problem: Problem, seed: int) -> tuple[nn.Module, nn.
     return network, early[0]
 
 
-def one(config: Config, problem: Problem, method: Method, seed: int) -> Scores:
+def one(config: Config, problem: Problem, name: str, seed: int) -> Scores:
     """Figures of a method's states."""
-    start, early = started(config, problem, seed)
+    method, (start, early) = METHODS[name], started(config, problem, seed)
     sets, begin = load(config, problem), time.process_time()
     train = sets["train"]
     states = (
@@ -395,12 +395,9 @@ def main(config: Config) -> dict[str, Any]:
         if config.smoke:
             own = replace(own, seeds=1, repetitions=2, draws=2)
             problem = replace(problem, start=1, all=1, ramp=2, last=1)
-        problems[name] = {
-            method: Run(own, run.free).repeat(
-                partial(one, own, problem, METHODS[method]), name, method
-            )
-            for method in chosen(problem.methods, config.methods)
-        }
+        problems[name] = Run(own, run.free).compare(
+            partial(one, own, problem), problem.methods, config.methods, name
+        )
     seconds = {  # without the networks that they start from
         f"{name}, {method}": sum(found["seconds"] for found in summary["seeds"].values())
         for name, methods in problems.items()
